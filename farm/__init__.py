@@ -1,0 +1,1 @@
+"""Shared domain of the farm: jobs, accounts, storage and webhooks. Torch-free and web-free."""

@@ -1,0 +1,1 @@
+"""The GPU side of the farm: agent, ranks, ticker and webhook sender."""
