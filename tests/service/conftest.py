@@ -1,0 +1,197 @@
+"""Real PostgreSQL, Valkey and SeaweedFS for the service tier, one set per test process, started on first use.
+
+Every test gets a database of its own (a clone of one migrated template, about 40 ms), an empty broker and a
+prefix of its own in the store. `farm_environment` is what a farm process started by a test needs;
+`settings` is the same as an object. A missing server program fails the tests that need it.
+"""
+
+import os
+import secrets
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import alembic.command
+import alembic.config
+import boto3
+import psycopg
+import pytest
+import redis
+import sqlalchemy
+from botocore.config import Config
+
+from farm.embedded.postgres import PostgresServer
+from farm.embedded.seaweed import REGION, SeaweedServer
+from farm.embedded.servers import EmbeddedServers, ServerSecrets
+from farm.embedded.valkey import ValkeyServer
+
+ROOT = Path(__file__).parents[2]
+BUCKET = "farm"
+TEMPLATE = "template_farm"
+
+
+class S3Place(NamedTuple):
+    """Where a test keeps its objects: a prefix of its own in the bucket of this test process."""
+
+    endpoint_url: str
+    access_key: str
+    secret_key: str
+    bucket: str
+    prefix: str
+    region: str
+
+    def client(self):
+        """Return a plain boto3 client."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint_url,
+            region_name=self.region,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            config=Config(signature_version="s3v4", s3={"addressing_style": "path"}),
+        )
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[EmbeddedServers]:
+    """Start the three servers of this test process."""
+    # Not in the 0700 folder of pytest: where tests run as root, PostgreSQL runs as nobody.
+    directory = Path(tempfile.mkdtemp(prefix="magi2-farm-tests-"))
+    directory.chmod(0o755)
+    running = EmbeddedServers(
+        directory, os.environ, ServerSecrets.generate(), bucket=BUCKET, is_disposable=True
+    )
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres(servers: EmbeddedServers) -> PostgresServer:
+    assert servers.postgres is not None
+    return servers.postgres
+
+
+@pytest.fixture(scope="session")
+def valkey(servers: EmbeddedServers) -> ValkeyServer:
+    assert servers.valkey is not None
+    return servers.valkey
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(servers: EmbeddedServers) -> SeaweedServer:
+    assert servers.seaweedfs is not None
+    return servers.seaweedfs
+
+
+@pytest.fixture(scope="session")
+def template_database(postgres: PostgresServer) -> str:
+    """Make the database that every test's own is cloned from, by the real migrations."""
+    with psycopg.connect(postgres.url_of("postgres"), autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {TEMPLATE}")
+    url = postgres.url_of(TEMPLATE)
+    config = alembic.config.Config()
+    config.set_main_option("script_location", str(ROOT / "migrations"))
+    config.set_main_option("sqlalchemy.url", url)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DATABASE_URL", url)
+        alembic.command.upgrade(config, "head")
+    return TEMPLATE
+
+
+@pytest.fixture
+def new_database(postgres: PostgresServer) -> Iterator[Callable[[str], str]]:
+    """Return a function that clones a database (`template1` for an empty one) and gives the clone's URL."""
+    made: list[str] = []
+
+    def clone(template: str) -> str:
+        name = f"test_{uuid.uuid4().hex[:12]}"
+        with psycopg.connect(postgres.url_of("postgres"), autocommit=True) as admin:
+            admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY WAL_LOG")
+        made.append(name)
+        return postgres.url_of(name)
+
+    yield clone
+    with psycopg.connect(postgres.url_of("postgres"), autocommit=True) as admin:
+        for name in made:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def database_url(new_database: Callable[[str], str], template_database: str) -> str:
+    """Make the test's own migrated database."""
+    return new_database(template_database)
+
+
+@pytest.fixture
+def redis_url(valkey: ValkeyServer) -> str:
+    """Empty the broker for the test."""
+    with redis.Redis.from_url(valkey.url) as client:
+        client.flushall()
+    return valkey.url
+
+
+@pytest.fixture
+def s3(seaweedfs: SeaweedServer) -> S3Place:
+    """Give the test a place of its own in the object store."""
+    return S3Place(
+        seaweedfs.url,
+        seaweedfs.access_key,
+        seaweedfs.secret_key,
+        seaweedfs.bucket,
+        f"test-{uuid.uuid4().hex[:12]}",
+        REGION,
+    )
+
+
+@pytest.fixture
+def farm_environment(database_url: str, redis_url: str, s3: S3Place, tmp_path: Path) -> dict[str, str]:
+    """Return the environment of a farm process that uses this test's database, broker and store."""
+    return {
+        **os.environ,
+        "DATABASE_URL": database_url,
+        "REDIS_URL": redis_url,
+        "S3_ENDPOINT_URL": s3.endpoint_url,
+        "AWS_ACCESS_KEY_ID": s3.access_key,
+        "AWS_SECRET_ACCESS_KEY": s3.secret_key,
+        "FARM_S3_BUCKET": s3.bucket,
+        "FARM_S3_PREFIX": s3.prefix,
+        "FARM_S3_REGION": s3.region,
+        "FARM_STATE_DIR": str(tmp_path / "state"),
+        "FARM_SECRET_KEY": secrets.token_urlsafe(32),
+        "FARM_KEY_PEPPER": secrets.token_urlsafe(32),
+    }
+
+
+@pytest.fixture
+def settings(farm_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    """Return the farm's settings for this test's parts."""
+    from farm.settings import load_settings
+
+    for name, value in farm_environment.items():
+        monkeypatch.setenv(name, value)
+    return load_settings()
+
+
+@pytest.fixture
+def database(settings) -> Iterator[sqlalchemy.Engine]:
+    """Return an engine on the test's own database."""
+    from farm.db.session import make_engine
+
+    engine = make_engine(settings, application="test")
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def object_store(settings):
+    """Return the farm's client of the object store, below the test's own prefix."""
+    from farm.storage import ObjectStore
+
+    return ObjectStore(settings)
