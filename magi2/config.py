@@ -1,8 +1,8 @@
 """What the engine is told: the model's sizes, the sampler's numbers, and how one process runs.
 
 Promises: frozen values, checked when built; `ModelConfig.released()` is the published Preview model, and
-nothing else in the engine spells out its numbers. No other module of the engine reads the environment, and this
-one only the closed list `ENVIRONMENT_NAMES`. Torch-free; it opens no file.
+nothing else in the engine spells out its numbers. No other module of the engine reads the environment,
+and this one only the closed list `ENVIRONMENT_NAMES`. Torch-free; it opens no file.
 """
 
 from __future__ import annotations

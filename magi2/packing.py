@@ -1,9 +1,9 @@
 """Packed batches: what the transformer reads, in one sequence of tokens, and the way back to latents.
 
 A segment is one branch, `[video | audio | text | special 1 | reference 1 | special 2 | ...]`; attention never
-crosses a segment. Promises: the rows stay in one tensor per modality (both branches share the latents' rows), and
-never become one matrix as wide as the text; all lengths are host integers, so nothing waits for a device. Both
-branches, or one alone, can be packed. It computes no feature and holds no weight.
+crosses a segment. Promises: the rows stay in one tensor per modality (both branches share the latents' rows)
+and never become one matrix as wide as the text; all lengths are host integers, so nothing waits for a device.
+Both branches, or one alone, can be packed. It computes no feature and holds no weight.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """Packed rows [start, start + length), which show the rows from `source` on of their modality's tensor."""
+    """Packed rows [start, stop), which show the rows from `source` on of their modality's tensor."""
 
     kind: Kind
     segment: int
@@ -91,7 +91,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Reference:
-    """One reference image: fp32 latent [1, Z, 1, Y, X] and the text feature of its marker, [1, 1, W]."""
+    """One reference image: fp32 latent [1, Z, 1, Y, X] and the pooled feature of its marker, [1, 1, W]."""
 
     latent: Tensor
     special: Tensor
@@ -210,7 +210,8 @@ def unpack(out: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     video_width, audio_width = batch.video.shape[1], batch.audio.shape[1]
     video = [out[p.start : p.stop, :video_width].T for p in batch.parts if p.kind is Kind.VIDEO]
     audio = [out[p.start : p.stop, :audio_width] for p in batch.parts if p.kind is Kind.AUDIO]
-    return torch.stack(video).unflatten(2, batch.grid), torch.stack(audio)
+    latents = torch.stack(video)
+    return latents.reshape(*latents.shape[:2], *batch.grid), torch.stack(audio)
 
 
 def time_row(timestep: float, width: int) -> Tensor:
