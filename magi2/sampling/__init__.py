@@ -1,0 +1,1 @@
+"""From noise to latents: the noise draw, the FlowUniPC solver, plain guidance and the denoising loop."""
