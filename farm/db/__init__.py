@@ -1,0 +1,1 @@
+"""The database: tables, engines, the unit of work, migrations."""

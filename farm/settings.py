@@ -1,0 +1,310 @@
+"""Every setting of the farm, in one documented class; the only place that reads `FARM_*`.
+
+Values come from the environment, then from `.env`; secrets also from the file that `NAME_FILE` names. Nested
+groups are written with two underscores (`FARM_WORKER__LEASE_S`). A name that nobody knows stops the start,
+and the message gives the nearest one that exists. `MAGI2_*` names belong to the engine and are not read here.
+"""
+
+import difflib
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from dotenv import dotenv_values
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from farm.errors import SettingsError
+from farm.jobs.job import Rules
+
+PREFIX = "FARM_"
+MIN_SECRET_CHARS = 32
+SHIPPED_PROFILES = Path(__file__).resolve().parent.parent / "profiles.yaml"
+ENV_FILE = Path(".env")
+# Masked by `config show`, and may come from a file.
+_SECRETS = (
+    "database_url",
+    "redis_url",
+    "aws_access_key_id",
+    "aws_secret_access_key",
+    "aws_session_token",
+    "secret_key",
+    "key_pepper",
+)
+
+
+def _split(value: object) -> object:
+    """Read `a, b` as a list; a list stays as it is."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LimitSettings(_Group):
+    """Bounds that protect the farm from one job."""
+
+    max_infra_losses: int = Field(default=5, ge=0, description="Lease losses that one job survives.")
+
+
+class QuotaSettings(_Group):
+    """What an account may have where its own row says nothing."""
+
+    max_queued: int = Field(default=100, ge=1, description="Waiting jobs of one account.")
+    max_running: int = Field(default=8, ge=1, description="Active jobs of one account.")
+
+
+class RetentionSettings(_Group):
+    """How long results are kept."""
+
+    default_days: int = Field(default=7, ge=1, description="Days that results are kept.")
+    longest_days: int = Field(default=90, ge=1, description="Days that a request may ask for at most.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "RetentionSettings":
+        if self.default_days > self.longest_days:
+            raise ValueError("default_days must not exceed longest_days")
+        return self
+
+
+class WebhookSettings(_Group):
+    """What the webhook sender may call, and how long it waits."""
+
+    allow_http: bool = Field(default=False, description="Allow plain http targets.")
+    allow_cidrs: Annotated[list[str], NoDecode] = Field(default=[], description="Exempt from the guard.")
+    timeout_s: float = Field(default=15.0, gt=0, le=60, description="Total time of one delivery.")
+
+    _allow_cidrs = field_validator("allow_cidrs", mode="before")(_split)
+
+    @field_validator("allow_cidrs")
+    @classmethod
+    def _are_networks(cls, value: list[str]) -> list[str]:
+        for text in value:
+            ipaddress.ip_network(text)
+        return value
+
+
+class WorkerSettings(_Group):
+    """The agent of one group."""
+
+    profile: str | None = Field(default=None, description="Profile that this worker serves.")
+    devices: Annotated[list[int], NoDecode] = Field(default=[], description="Numbers, comma between.")
+    lease_s: float = Field(default=30.0, ge=1, description="How long a claim lasts without a heartbeat.")
+    heartbeat_s: float = Field(default=5.0, gt=0, description="Seconds between heartbeats.")
+    drain_grace_s: float = Field(default=1200.0, ge=0, description="Time a drain gives to the current job.")
+
+    _devices = field_validator("devices", mode="before")(_split)
+
+    @model_validator(mode="after")
+    def _lease_outlives_heartbeats(self) -> "WorkerSettings":
+        if self.lease_s < 3 * self.heartbeat_s:
+            raise ValueError("lease_s must be at least three times heartbeat_s")
+        return self
+
+
+class LogSettings(_Group):
+    """What is logged and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "console"] = "json"
+
+
+class Settings(BaseSettings):
+    """The whole configuration; frozen, and made by `load_settings`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        extra="ignore",  # unknown names are refused by load_settings, with a better sentence
+        frozen=True,
+        populate_by_name=True,
+    )
+
+    database_url: str = Field(validation_alias="DATABASE_URL", repr=False, description="PostgreSQL.")
+    redis_url: str = Field(validation_alias="REDIS_URL", repr=False, description="Redis or Valkey.")
+    s3_endpoint_url: str | None = Field(
+        default=None, validation_alias="S3_ENDPOINT_URL", description="Object store; absent: Amazon's."
+    )
+    aws_access_key_id: str | None = Field(default=None, validation_alias="AWS_ACCESS_KEY_ID", repr=False)
+    aws_secret_access_key: SecretStr | None = Field(default=None, validation_alias="AWS_SECRET_ACCESS_KEY")
+    aws_session_token: SecretStr | None = Field(default=None, validation_alias="AWS_SESSION_TOKEN")
+    s3_public_endpoint_url: str | None = Field(default=None, description="What presigned URLs name.")
+    s3_bucket: str = Field(default="farm", min_length=3)
+    s3_prefix: str = Field(default="", description="Put before every object key.")
+    s3_region: str = "us-east-1"
+    s3_addressing: Literal["path", "virtual", "auto"] = "path"
+    state_dir: Path = Field(default=Path("farm-state"), description="Logs, spool files, embedded servers.")
+    public_base_url: str | None = Field(default=None, description="Where clients reach the api.")
+    secret_key: SecretStr | None = Field(default=None, description="Encrypts webhook secrets at rest.")
+    key_pepper: SecretStr | None = Field(default=None, description="Mixed into the hashes of API keys.")
+    api_host: str = "127.0.0.1"
+    api_port: int = Field(default=8000, ge=1, le=65535)
+    trusted_proxies: Annotated[list[str], NoDecode] = []
+    cors_origins: Annotated[list[str], NoDecode] = []
+    auth: Literal["keys", "none"] = Field(default="keys", description="`none` works on loopback only.")
+    profiles_file: Path = Field(default=SHIPPED_PROFILES, description="The table of profiles.")
+    limits: LimitSettings = LimitSettings()
+    quota: QuotaSettings = QuotaSettings()
+    retention: RetentionSettings = RetentionSettings()
+    webhook: WebhookSettings = WebhookSettings()
+    worker: WorkerSettings = WorkerSettings()
+    log: LogSettings = LogSettings()
+
+    _lists = field_validator("trusted_proxies", "cors_origins", mode="before")(_split)
+
+    @field_validator("database_url")
+    @classmethod
+    def _with_driver(cls, value: str) -> str:
+        scheme, separator, rest = value.partition("://")
+        if not separator or scheme not in {"postgresql", "postgres", "postgresql+psycopg"}:
+            raise ValueError("must look like postgresql://user:password@host:5432/name")
+        return f"postgresql+psycopg://{rest}"
+
+    @field_validator("secret_key", "key_pepper")
+    @classmethod
+    def _is_secret(cls, value: SecretStr | None) -> SecretStr | None:
+        text = value.get_secret_value() if value else None
+        if text is not None and (len(text) < MIN_SECRET_CHARS or len(set(text)) < 10):
+            raise ValueError(f"must be {MIN_SECRET_CHARS} random characters or more (openssl rand -hex 32)")
+        return value
+
+    @model_validator(mode="after")
+    def _open_only_on_loopback(self) -> "Settings":
+        if self.auth == "none" and not _is_loopback(self.api_host):
+            raise ValueError(
+                f"auth=none would open the farm to all on {self.api_host}; "
+                "set FARM_API_HOST=127.0.0.1 or FARM_AUTH=keys"
+            )
+        return self
+
+    @property
+    def base_url(self) -> str:
+        """Return the address that clients use, without a slash at the end."""
+        return (self.public_base_url or f"http://{self.api_host}:{self.api_port}").rstrip("/")
+
+    def rules(self) -> Rules:
+        """Return the numbers that the job functions take."""
+        return Rules(
+            max_queued=self.quota.max_queued,
+            max_running=self.quota.max_running,
+            max_infra_losses=self.limits.max_infra_losses,
+            lease_s=self.worker.lease_s,
+        )
+
+    def require(self, *fields: str) -> None:
+        """Refuse to go on while a setting that this role cannot do without is missing."""
+        missing = [_env_names()[field] for field in fields if getattr(self, field) is None]
+        if missing:
+            raise SettingsError(f"this role needs {' and '.join(missing)}; set it, or its ..._FILE")
+
+
+@dataclass(frozen=True)
+class SettingLine:
+    """One line of `config show`: a name, its effective value with secrets masked, and its origin."""
+
+    name: str
+    value: str
+    origin: str
+
+
+def load_settings(env_file: Path | None = ENV_FILE) -> Settings:
+    """Read the configuration of this process.
+
+    Raises:
+        SettingsError: An unknown name, a missing or a bad value; the message names the variable.
+    """
+    given = _given(env_file)
+    _refuse_unknown(given)
+    try:
+        values: dict[str, Any] = {"_env_file": env_file, **_secrets_from_files(given)}
+        return Settings(**values)
+    except ValidationError as exc:
+        raise SettingsError("; ".join(_sentence(problem) for problem in exc.errors())) from None
+
+
+def describe(settings: Settings, env_file: Path | None = ENV_FILE) -> list[SettingLine]:
+    """List every setting with its effective value and where it came from."""
+    given = _given(env_file)
+    lines = []
+    for path, name in sorted(_env_names().items(), key=lambda item: item[1]):
+        value: Any = settings
+        for part in path.split("."):
+            value = getattr(value, part)
+        shown = "********" if path in _SECRETS and value is not None else str(value)
+        origin = given.get(name, given.get(f"{name}_FILE", ("", "default")))[1]
+        lines.append(SettingLine(name, shown, origin))
+    return lines
+
+
+def _given(env_file: Path | None) -> dict[str, tuple[str, str]]:
+    """Return name -> (value, origin) of everything that is set; the environment wins over the file."""
+    found = {}
+    if env_file is not None and env_file.is_file():
+        values = dotenv_values(env_file)
+        found = {name: (value or "", str(env_file)) for name, value in values.items()}
+    return found | {name: (value, "environment") for name, value in os.environ.items()}
+
+
+def _env_names() -> dict[str, str]:
+    """Return the dotted path of every setting and the variable that sets it."""
+    names: dict[str, str] = {}
+    for field, info in Settings.model_fields.items():
+        group = info.annotation
+        if isinstance(group, type) and issubclass(group, _Group):
+            for member in group.model_fields:
+                names[f"{field}.{member}"] = f"{PREFIX}{field}__{member}".upper()
+        else:
+            alias = info.validation_alias
+            names[field] = alias if isinstance(alias, str) else f"{PREFIX}{field}".upper()
+    return names
+
+
+def _refuse_unknown(given: Mapping[str, tuple[str, str]]) -> None:
+    names = _env_names()
+    known = {*names.values(), *(f"{names[field]}_FILE" for field in _SECRETS)}
+    for name, (_, origin) in sorted(given.items()):
+        if name.startswith(PREFIX) and name not in known:
+            nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]
+            raise SettingsError(f"{name} ({origin}) is not a setting; the nearest one is {nearest}")
+
+
+def _secrets_from_files(given: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    found = {}
+    for field in _SECRETS:
+        name = _env_names()[field]
+        if f"{name}_FILE" not in given:
+            continue
+        if name in given:
+            raise SettingsError(f"{name} and {name}_FILE are both set; keep one")
+        path = Path(given[f"{name}_FILE"][0])
+        try:
+            found[field] = path.read_text(encoding="utf-8").strip()
+        except OSError as exc:
+            raise SettingsError(f"{name}_FILE={path} cannot be read: {exc.strerror}") from None
+    return found
+
+
+def _sentence(problem: Any) -> str:
+    """Name the variable and what is wrong, without the value: it may be a secret."""
+    path = ".".join(str(part) for part in problem["loc"])
+    name = _env_names().get(path, path or "settings")
+    return f"{name}: {problem['msg'].removeprefix('Value error, ')}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,1 @@
+"""Webhooks: messages, signatures and the guard against forged targets."""
