@@ -1,0 +1,49 @@
+# For developers; `./magi2-farm demo` and `./magi2-farm test` need no make. CI runs the same targets.
+PY := .venv/bin/python
+BIN := .venv/bin
+N ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
+
+.PHONY: help setup fmt lint types arch test test-service test-multiprocess test-chaos demo up worker migrate
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 22
+
+setup: ## make .venv and install everything that tests and checks need
+	./magi2-farm setup
+
+fmt: ## format the code and sort its imports
+	$(BIN)/ruff check --fix-only . && $(BIN)/ruff format .
+
+lint: ## ruff, formatting, whitespace, import contracts
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && git diff --check && $(BIN)/lint-imports
+
+types: ## mypy, strict
+	$(BIN)/mypy
+
+arch: ## tests of the house rules: imports, sizes, links
+	$(PYTEST) tests/architecture
+
+test: ## unit, architecture and golden tests (<= 4 minutes on two cores)
+	$(PYTEST) -n $(N) tests/unit tests/architecture tests/golden
+
+test-service: ## tests on real PostgreSQL, Valkey and SeaweedFS
+	$(PYTEST) -n $(N) tests/service
+
+test-multiprocess: ## tests with several processes
+	$(PYTEST) tests/multiprocess
+
+test-chaos: ## kills and outages, the short form
+	$(PYTEST) tests/chaos
+
+demo: ## install, start the farm, render one clip, write the mp4, stop
+	./magi2-farm demo
+
+up: ## start the embedded farm and keep it running
+	./magi2-farm up
+
+worker: ## start one worker for the farm that the environment names
+	./magi2-farm worker --profile tiny-cpu
+
+migrate: ## bring the database that the environment names to the newest schema
+	./magi2-farm migrate upgrade
