@@ -219,19 +219,32 @@ class SettingLine:
     origin: str
 
 
-def load_settings(env_file: Path | None = ENV_FILE) -> Settings:
+def load_settings(
+    env_file: Path | None = ENV_FILE, *, overrides: Mapping[str, str] | None = None
+) -> Settings:
     """Read the configuration of this process.
+
+    Args:
+        env_file: Read for names that the environment does not have.
+        overrides: Variables that win over both, by their names: what embedded mode has started and drawn.
 
     Raises:
         SettingsError: An unknown name, a missing or a bad value; the message names the variable.
     """
     given = _given(env_file)
     _refuse_unknown(given)
+    paths = {name: path for path, name in _env_names().items()}
     try:
         values: dict[str, Any] = {"_env_file": env_file, **_secrets_from_files(given)}
+        values |= {paths[name]: value for name, value in (overrides or {}).items() if "." not in paths[name]}
         return Settings(**values)
     except ValidationError as exc:
         raise SettingsError("; ".join(_sentence(problem) for problem in exc.errors())) from None
+
+
+def environment(env_file: Path | None = ENV_FILE) -> dict[str, str]:
+    """Return the variables of this process and of `.env`: what child processes are started with."""
+    return {name: value for name, (value, _) in _given(env_file).items()}
 
 
 def describe(settings: Settings, env_file: Path | None = ENV_FILE) -> list[SettingLine]:
