@@ -1,9 +1,9 @@
 """The structured prompt: a JSON caption becomes the compact text that the text encoder reads.
 
-`normalise` follows the reference to the character: a prompt that is no JSON object with a
-`global_layer` stays as it is. Nesting is measured without recursion, so that no prompt can exhaust the
-stack; whoever takes prompts refuses more than MAX_NESTING levels before calling anything else here. No
-tokens, no image marker, no torch.
+`normalise` and `add_reference_marker` follow the reference to the character: a prompt that is no JSON
+object with a `global_layer` stays as it is. Nesting is measured without recursion, so that no prompt
+can exhaust the stack; whoever takes prompts refuses more than MAX_NESTING levels before calling
+anything else here. No tokens, no torch.
 
 Source: the reference, inference/model/qwen35.py. Differs: a limit on nesting.
 """
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 MAX_NESTING = 64
+REFERENCE_SENTENCE = "The first frame refers to <Figure 1>"
 
 # A whole JSON string (or the rest of the text if it never closes), or one bracket. Possessive, hence linear.
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
@@ -93,6 +94,18 @@ def normalise(text: str) -> str:
         return "\n".join(line for line in _lines(caption) if line.strip())
     except TypeError:  # a number or true where a list belongs: the reference then takes the raw prompt
         return text
+
+
+def add_reference_marker(prompt: str) -> str:
+    """Say in a prompt, before it is normalised, that the reference image is its first frame.
+
+    Raises:
+        ValueError: The prompt nests deeper than MAX_NESTING.
+    """
+    caption = parse_json(prompt)
+    if not isinstance(caption, dict):
+        return f"{prompt}reference_layer:{REFERENCE_SENTENCE}"  # no separator, as in the reference
+    return json.dumps(caption | {"reference_layer": [REFERENCE_SENTENCE]}, ensure_ascii=False)
 
 
 def _pruned(value: Any) -> Any:

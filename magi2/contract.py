@@ -7,14 +7,15 @@ effects, but for drawing a seed. The token count and the pixels of an image are 
 the problems made here.
 """
 
+import dataclasses
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
-from magi2.prompt_rules import read_prompt
+from magi2.prompt_rules import INVALID_PROMPT, read_prompt
 from magi2.values import as_boolean, as_integer, as_number, shown
 
 CONTRACT_VERSION = 1
@@ -154,7 +155,7 @@ class GenerationRequest:
         Raises:
             ValueError: A key is missing or unknown.
         """
-        names = {field.name for field in fields(cls)}
+        names = {field.name for field in dataclasses.fields(cls)}
         if values.keys() != names:
             raise ValueError(
                 f"not a stored request: keys {sorted(values.keys() ^ names)} are missing or unknown"
@@ -189,43 +190,22 @@ def validate(
         fields: Names of REQUEST_FIELDS (others are problems); a value of None counts as not given.
         limits: Caps and defaults of the profile that the request is for.
         images: One entry for each reference image that came with the request.
-        draw_seed: Called once if the request is valid and names no seed.
+        draw_seed: Called if the request names no seed.
     """
-    reader = _Reader({str(name): value for name, value in fields.items() if value is not None}, limits, [])
-    prompt = _read_prompt(reader)
-    tier = _read_tier(reader)
-    _check_clip_shape(reader)
-    steps = _read_steps(reader)
-    seed = _read_seed(reader)
-    output_width, output_height = _read_pair(reader, _OUTPUT_SIDES) or (None, None)
-    deterministic = _read_deterministic(reader)
-    acceleration = _read_acceleration(reader)
+    reader = _Reader(_given(fields), limits, has_image=bool(images))
+    request = _read_request(reader, draw_seed)
     _check_task(reader, len(images))
-    reader.problems += image_problems(images, tier)
-    _check_strangers(reader)
-    if reader.problems or tier is None:
-        return Validated(None, reader.problems, [])
-    seed = draw_seed() if seed is None else seed
-    request = GenerationRequest(
-        prompt,
-        tier,
-        steps,
-        seed,
-        output_width,
-        output_height,
-        deterministic,
-        acceleration,
-        has_image=bool(images),
-    )
-    return Validated(request, [], _notices(reader))
+    reader.problems += image_problems(images, request.tier or None)
+    return Validated(None if reader.problems else request, reader.problems, _notices(reader))
 
 
 def problems_of(request: GenerationRequest, limits: Limits) -> list[Problem]:
     """Run the rules again on a stored request; its image, if any, is checked with `image_problems`."""
-    fields: dict[str, object] = request.to_json()
+    fields = request.to_json()
     fields["resolution"] = fields.pop("tier")
-    fields.pop("has_image")
-    return validate(fields, limits=limits).problems
+    reader = _Reader(_given(fields), limits, has_image=fields.pop("has_image"))
+    _read_request(reader, draw_seed)
+    return reader.problems
 
 
 def image_problems(images: Sequence[ImageFacts], tier: str | None) -> list[Problem]:
@@ -254,6 +234,11 @@ def undecodable_image(reason: str = "") -> Problem:
     return Problem(IMAGE_FIELD, "image_undecodable", f"{text}: {reason}" if reason else text)
 
 
+def invalid_prompt() -> Problem:
+    """Make the problem of a prompt that no tokenizer can read."""
+    return Problem("prompt", *INVALID_PROMPT)
+
+
 def too_many_tokens(num_tokens: int) -> Problem:
     """Make the problem of a prompt that only the tokenizer finds too long."""
     return Problem(
@@ -277,11 +262,16 @@ def wave_problems(requests: Sequence[GenerationRequest], num_slots: int) -> list
     return found
 
 
+def _given(fields: Mapping[str, object]) -> dict[str, object]:
+    return {str(name): value for name, value in fields.items() if value is not None}
+
+
 @dataclass
 class _Reader:
     given: dict[str, object]
     limits: Limits
-    problems: list[Problem]
+    has_image: bool
+    problems: list[Problem] = dataclasses.field(default_factory=list)
 
     def refuse(self, field: str, code: str, message: str) -> None:
         self.problems.append(Problem(field, code, message))
@@ -295,11 +285,29 @@ class _Reader:
         self.refuse(field, "profile_limit", text + remark)
 
 
-def _read_prompt(reader: _Reader) -> str:
-    prompt, problem = read_prompt(reader.given.get("prompt"), MAX_PROMPT_CHARS)
+def _read_request(reader: _Reader, draw_seed: Callable[[], int]) -> GenerationRequest:
+    """Read all fields but the task; after a problem the request is only a draft."""
+    prompt, problem = read_prompt(reader.given.get("prompt"), MAX_PROMPT_CHARS, has_image=reader.has_image)
     if problem:
         reader.refuse("prompt", *problem)
-    return prompt
+    tier = _read_tier(reader)
+    _check_clip_shape(reader)
+    steps = _read_steps(reader)
+    seed = _read_seed(reader)
+    output_width, output_height = _read_pair(reader, _OUTPUT_SIDES) or (None, None)
+    request = GenerationRequest(
+        prompt=prompt,
+        tier=tier or "",
+        num_inference_steps=steps,
+        seed=draw_seed() if seed is None else seed,
+        output_width=output_width,
+        output_height=output_height,
+        deterministic=_read_deterministic(reader),
+        acceleration=_read_acceleration(reader),
+        has_image=reader.has_image,
+    )
+    _check_strangers(reader)
+    return request
 
 
 def _read_tier(reader: _Reader) -> str | None:

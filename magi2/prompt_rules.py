@@ -7,22 +7,22 @@ Whether the tokens fit is for the holder of the tokenizer to say.
 
 import json
 
-from magi2.caption import MAX_NESTING, normalise, text_nesting, value_nesting
+from magi2.caption import MAX_NESTING, add_reference_marker, normalise, text_nesting, value_nesting
 
-_INVALID = ("prompt_invalid", "the prompt holds invalid characters or is nested too deeply")
+INVALID_PROMPT = ("prompt_invalid", "the prompt holds invalid characters or is nested too deeply")
 
 
-def read_prompt(value: object, max_chars: int) -> tuple[str, tuple[str, str] | None]:
+def read_prompt(value: object, max_chars: int, *, has_image: bool) -> tuple[str, tuple[str, str] | None]:
     """Return the prompt as text, and the first broken rule as (code, message) or None."""
     try:
         prompt = _written(value, max_chars) if isinstance(value, dict) else value
     except OverflowError:
         return "", _too_long(f"more than {max_chars}", max_chars)
     except (TypeError, ValueError):  # too deep, no JSON value, or a number of thousands of digits
-        return "", _INVALID
+        return "", INVALID_PROMPT
     if not isinstance(prompt, str) or not prompt.strip():
         return "", ("prompt_missing", "prompt is required and must not be blank")
-    return prompt, _text_problem(prompt, max_chars)
+    return prompt, _text_problem(prompt, max_chars, has_image=has_image)
 
 
 def _written(caption: dict[object, object], max_chars: int) -> str:
@@ -31,15 +31,17 @@ def _written(caption: dict[object, object], max_chars: int) -> str:
     return json.dumps(caption, ensure_ascii=False)
 
 
-def _text_problem(prompt: str, max_chars: int) -> tuple[str, str] | None:
+def _text_problem(prompt: str, max_chars: int, *, has_image: bool) -> tuple[str, str] | None:
     if len(prompt) > max_chars:
         return _too_long(str(len(prompt)), max_chars)
     # NUL has no place in a PostgreSQL text and no meaning for the tokenizer.
     if "\0" in prompt or not _is_encodable(prompt) or text_nesting(prompt) > MAX_NESTING:
-        return _INVALID
+        return INVALID_PROMPT
     text = normalise(prompt)
-    if not _is_encodable(text):
-        return _INVALID
+    # Adding the marker writes JSON anew, and an escaped surrogate then stands in the text itself.
+    marked = normalise(add_reference_marker(prompt)) if has_image else text
+    if not (_is_encodable(text) and _is_encodable(marked)):
+        return INVALID_PROMPT
     if not text.strip():
         remedy = "put the caption under global_layer"
         return (

@@ -31,8 +31,8 @@ class Latents:
 def draw_noise(seed: int, tier: Tier, device: torch.device | str) -> Latents:
     """Draw a clip's noise on the device whose generator the request's record names.
 
-    Source: the reference, inference/pipeline/inference_engine.py. Differs: a generator of its own instead of the
-        process-wide one, which gives the same numbers.
+    Source: the reference, inference/pipeline/inference_engine.py. Differs: a generator of its own
+        instead of the process-wide one, which gives the same numbers.
     """
     generator = torch.Generator(device).manual_seed(seed)
     video_shape = (1, VIDEO_CHANNELS, NUM_LATENT_FRAMES, tier.latent_height, tier.latent_width)
