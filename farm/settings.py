@@ -233,10 +233,12 @@ def load_settings(
     """
     given = _given(env_file)
     _refuse_unknown(given)
-    paths = {name: path for path, name in _env_names().items()}
     try:
-        values: dict[str, Any] = {"_env_file": env_file, **_secrets_from_files(given)}
-        values |= {paths[name]: value for name, value in (overrides or {}).items() if "." not in paths[name]}
+        values: dict[str, Any] = {
+            "_env_file": env_file,
+            **_secrets_from_files(given),
+            **_nested(overrides or {}),
+        }
         return Settings(**values)
     except ValidationError as exc:
         raise SettingsError("; ".join(_sentence(problem) for problem in exc.errors())) from None
@@ -268,6 +270,18 @@ def _given(env_file: Path | None) -> dict[str, tuple[str, str]]:
         values = dotenv_values(env_file)
         found = {name: (value or "", str(env_file)) for name, value in values.items()}
     return found | {name: (value, "environment") for name, value in os.environ.items()}
+
+
+def _nested(overrides: Mapping[str, str]) -> dict[str, Any]:
+    paths = {name: path for path, name in _env_names().items()}
+    values: dict[str, Any] = {}
+    for name, value in overrides.items():
+        field, _, member = paths[name].partition(".")
+        if member:
+            values.setdefault(field, {})[member] = value
+        else:
+            values[field] = value
+    return values
 
 
 def _env_names() -> dict[str, str]:
