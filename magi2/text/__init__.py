@@ -1,0 +1,1 @@
+"""From a prompt to features: the encoded text, the tokenizer, the text tower and the negative prompt."""
