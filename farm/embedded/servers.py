@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farm.embedded.postgres import PostgresServer
-from farm.embedded.process import EmbeddedError
-from farm.embedded.seaweed import SeaweedServer
+from farm.embedded.process import Child, EmbeddedError
+from farm.embedded.seaweed import REGION, SeaweedServer
 from farm.embedded.valkey import ValkeyServer
 
 ALL_SERVERS = ("postgres", "valkey", "seaweedfs")
@@ -88,6 +88,37 @@ class EmbeddedServers:
             if server is not None:
                 server.stop()
         self.seaweedfs = self.postgres = self.valkey = None
+
+    def variables(self) -> dict[str, str]:
+        """Return the settings that name what runs here."""
+        found = {}
+        if self.postgres is not None:
+            found["DATABASE_URL"] = self.postgres.url
+        if self.valkey is not None:
+            found["REDIS_URL"] = self.valkey.url
+        if self.seaweedfs is not None:
+            found |= {
+                "S3_ENDPOINT_URL": self.seaweedfs.url,
+                "AWS_ACCESS_KEY_ID": self.seaweedfs.access_key,
+                "AWS_SECRET_ACCESS_KEY": self.seaweedfs.secret_key,
+                "FARM_S3_BUCKET": self.seaweedfs.bucket,
+                "FARM_S3_REGION": REGION,
+                "FARM_S3_ADDRESSING": "path",
+            }
+        return found
+
+    def keep_running(self) -> list[str]:
+        """Start a server again, on its port, that ended by itself; return a line for each."""
+        lines = []
+        for server in (self.valkey, self.postgres, self.seaweedfs):
+            if server is not None and server.child.returncode is not None:
+                name, code = server.child.spec.name, server.child.returncode
+                lines.append(
+                    f"{name} ended with exit code {code}; starting it again ({server.child.spec.log_path})"
+                )
+                server.child = Child(server.child.spec)
+                server.wait_ready()
+        return lines
 
     def _start_once(self) -> None:
         keys = self._credentials
