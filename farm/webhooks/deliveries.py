@@ -62,7 +62,7 @@ _TAKE = sa.text(
             lease_until = now() + make_interval(secs => :lease_s)
         FROM due WHERE d.id = due.id
         RETURNING d.id, d.message_id, d.endpoint_id, d.attempts)
-    SELECT t.id, t.attempts, t.endpoint_id, e.url, m.id AS message_id, m.type, m.job_id, m.body,
+    SELECT t.id, t.attempts, t.endpoint_id, e.url, m.id AS message_id, m.account_id, m.type, m.job_id, m.body,
            extract(epoch FROM clock_timestamp())::bigint AS timestamp_s,
            ARRAY(SELECT s.ciphertext FROM webhook_secret s
                  WHERE s.endpoint_id = e.id AND s.kind = 'hmac'
@@ -114,6 +114,7 @@ class Delivery:
     endpoint_id: str
     url: str
     message_id: str
+    account_id: str
     type: str
     job_id: str | None
     body: dict[str, Any]
@@ -154,6 +155,7 @@ def take_due(conn: Connection, *, limit: int) -> list[Delivery]:
             endpoint_id=row.endpoint_id,
             url=row.url,
             message_id=row.message_id,
+            account_id=row.account_id,
             type=row.type,
             job_id=row.job_id,
             body=row.body,
