@@ -118,14 +118,25 @@ class StateDirectory:
             path.write_text(str(port))
         return port
 
+    @property
+    def access_file(self) -> Path:
+        """Where URL and key are kept, readable by this user only."""
+        return self.path / "access.json"
+
+    @property
+    def header_file(self) -> Path:
+        """Where the key is kept as an HTTP header line, for `curl -H @FILE`."""
+        return self.path / "authorization.header"
+
     def access(self) -> Access | None:
         """Return URL and key of the farm of this folder; None before its first start."""
-        path = self.path / "access.json"
+        path = self.access_file
         return Access(**json.loads(path.read_text())) if path.exists() else None
 
     def keep_access(self, access: Access) -> None:
         """Remember URL and key for the command line, readable by this user only."""
-        _write_private(self.path / "access.json", json.dumps(asdict(access)))
+        _write_private(self.access_file, json.dumps(asdict(access)))
+        _write_private(self.header_file, f"Authorization: Bearer {access.key}\n")
 
 
 def _write_private(path: Path, text: str) -> None:

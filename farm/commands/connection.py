@@ -1,0 +1,47 @@
+"""The options that name a farm and a key, and their default: the farm of the state folder."""
+
+import argparse
+from pathlib import Path
+
+from farm.commands.exits import CommandError, Exit
+from farm.embedded.state import Access, StateDirectory
+from farm.settings import environment
+
+DEFAULT_STATE = Path(".state")
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Declare `--url` and `--key-file`."""
+    parser.add_argument("--url", help="address of the farm (default: the one that `magi2-farm up` started)")
+    parser.add_argument("--key-file", type=Path, help="file that holds the API key (default: likewise)")
+
+
+def state_path() -> Path:
+    """Return the state folder of embedded mode: FARM_STATE_DIR, or `.state` here."""
+    return Path(environment().get("FARM_STATE_DIR") or DEFAULT_STATE)
+
+
+def access_of(arguments: argparse.Namespace) -> Access:
+    """Return URL and key for a command.
+
+    Raises:
+        CommandError: Neither given nor kept by embedded mode.
+    """
+    path = state_path()
+    kept = StateDirectory(path).access() if path.is_dir() else None
+    url = arguments.url or (kept.url if kept else None)
+    key = _key_in(arguments.key_file) if arguments.key_file else (kept.key if kept else None)
+    if url is None or key is None:
+        raise CommandError(
+            f"no farm is known here ({path} has none); start one with `magi2-farm up`, "
+            "or name it with --url and --key-file",
+            Exit.USAGE,
+        )
+    return Access(url, key)
+
+
+def _key_in(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise CommandError(f"--key-file {path} cannot be read: {error.strerror}", Exit.USAGE) from None

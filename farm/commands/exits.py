@@ -1,0 +1,24 @@
+"""Exit codes of `magi2-farm`, and the error that carries one."""
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """What the exit code of a command means; scripts rely on it."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    AUTH = 4
+    INTERRUPTED = 130
+    TIMEOUT = 124
+
+
+class CommandError(Exception):
+    """A command cannot go on; the message says what to change."""
+
+    def __init__(self, message: str, code: Exit = Exit.FAILED) -> None:
+        """Take the sentence for the person and the exit code for the script."""
+        super().__init__(message)
+        self.code = code
