@@ -9,9 +9,9 @@ from tests.architecture.tree import Function, files, modules, text_of
 
 MODULE_LIMIT = 600
 SILENCED = re.compile(r"#\s*(?:noqa|type:\s*ignore)(?P<rest>.*)")
-# The rule in question first, then "--" or "#" and the reason.
+# The rule in question first, then "-" or "#" and the reason.
 WITH_CODE_AND_REASON = re.compile(
-    r"^(?::\s*[A-Z]+\d+(?:,\s*[A-Z]+\d+)*|\[[a-z-]+(?:,\s*[a-z-]+)*\])\s*(?:--|#)\s*\S+"
+    r"^(?::\s*[A-Z]+\d+(?:,\s*[A-Z]+\d+)*|\[[a-z-]+(?:,\s*[a-z-]+)*\])\s*(?:--?|#)\s*\S+"
 )
 
 
