@@ -203,7 +203,8 @@ def problems_of(request: GenerationRequest, limits: Limits) -> list[Problem]:
     """Run the rules again on a stored request; its image, if any, is checked with `image_problems`."""
     fields = request.to_json()
     fields["resolution"] = fields.pop("tier")
-    reader = _Reader(_given(fields), limits, has_image=fields.pop("has_image"))
+    fields.pop("has_image")
+    reader = _Reader(_given(fields), limits, has_image=request.has_image)
     _read_request(reader, draw_seed)
     return reader.problems
 
@@ -327,7 +328,8 @@ def _read_tier(reader: _Reader) -> str | None:
         tier = TIERS[reader.limits.default_tier]
     order = list(TIERS)
     if tier and order.index(tier.name) > order.index(reader.limits.max_tier):
-        reader.refuse_profile_limit("size" if size and name is None else "resolution")
+        named = [field for field in ("resolution", "size", "width") if field in reader.given]
+        reader.refuse_profile_limit(named[0] if named else "resolution")
     return tier.name if tier else None
 
 
