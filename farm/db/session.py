@@ -1,35 +1,72 @@
 """Engines and the unit of work. This module is the only one that commits.
 
-A unit of work is short: no network call but the database's happens inside it. Every connection has the time-outs of
-its role set by the server, so a forgotten lock or a slow query ends by itself.
+A unit of work is short: no network call but the database's happens inside it. Every connection has the
+time-outs of its role set by the server, so a forgotten lock or a slow query ends by itself.
 """
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
-from sqlalchemy import Connection, Engine
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from farm.settings import Settings
 
+STATEMENT_TIMEOUT_S = 5
+SWEEP_STATEMENT_TIMEOUT_S = 15
+LOCK_TIMEOUT_S = 2
+IDLE_IN_TRANSACTION_TIMEOUT_S = 10
+CONNECT_TIMEOUT_S = 5
+
 
 def make_engine(settings: Settings, *, application: str, pool_size: int = 5) -> Engine:
-    """Return a pool of connections for threads; `application` (api, agent, ticker, ...) chooses the time-outs."""
-    ...
+    """Return a pool of connections for threads.
+
+    Args:
+        settings: Names the database.
+        application: Role shown in pg_stat_activity; `ticker` may run the longer statements of sweeps.
+        pool_size: Connections kept; as many again may be opened for a moment.
+    """
+    return create_engine(settings.database_url, **_options(application, pool_size))
 
 
 def make_async_engine(settings: Settings, *, application: str, pool_size: int = 10) -> AsyncEngine:
-    """Return a pool of connections for an event loop."""
-    ...
+    """Return a pool of connections for an event loop; arguments as for `make_engine`."""
+    return create_async_engine(settings.database_url, **_options(application, pool_size))
 
 
 @contextmanager
 def unit_of_work(engine: Engine) -> Iterator[Connection]:
     """Give a connection in a transaction; commit at the end, roll back on any exception."""
-    ...
+    with engine.begin() as conn:
+        yield conn
 
 
 @asynccontextmanager
 async def async_unit_of_work(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     """Give a connection in a transaction; commit at the end, roll back on any exception or cancellation."""
-    ...
+    async with engine.begin() as conn:
+        yield conn
+
+
+def _options(application: str, pool_size: int) -> dict[str, Any]:
+    statement_s = SWEEP_STATEMENT_TIMEOUT_S if application == "ticker" else STATEMENT_TIMEOUT_S
+    server = {
+        "statement_timeout": statement_s * 1000,
+        "lock_timeout": LOCK_TIMEOUT_S * 1000,
+        "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_TIMEOUT_S * 1000,
+        "timezone": "UTC",
+    }
+    return {
+        "pool_size": pool_size,
+        "max_overflow": pool_size,
+        "pool_timeout": CONNECT_TIMEOUT_S,
+        "pool_pre_ping": True,  # a restarted server must not fail the first request of every connection
+        "connect_args": {
+            "application_name": f"magi2-{application}",
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "keepalives_idle": 30,
+            "options": " ".join(f"-c {name}={value}" for name, value in server.items()),
+        },
+    }

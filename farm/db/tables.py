@@ -31,6 +31,7 @@ from farm.jobs.states import ACTIVE, State
 
 metadata = MetaData(
     naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
         "pk": "pk_%(table_name)s",
         "fk": "fk_%(table_name)s_%(column_0_name)s",
         "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -258,8 +259,14 @@ webhook_endpoint = Table(
     "webhook_endpoint",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("account_id", Text, ForeignKey("account.id", ondelete="CASCADE"), nullable=False, index=True),
-    Column("job_id", Text, ForeignKey("job.id", ondelete="CASCADE"), index=True),  # null: the whole account
+    Column("account_id", Text, ForeignKey("account.id", ondelete="CASCADE"), nullable=False),
+    # Null: the whole account. Checked at commit: the endpoint of a job is written just before the job.
+    Column(
+        "job_id",
+        Text,
+        ForeignKey("job.id", ondelete="CASCADE", deferrable=True, initially="DEFERRED"),
+        index=True,
+    ),
     Column("name", Text, nullable=False, server_default=""),
     Column("url", Text, nullable=False),
     Column("event_types", ARRAY(Text), nullable=False),
@@ -269,6 +276,8 @@ webhook_endpoint = Table(
     Column("failing_since", _AT),
     Column("created_at", _AT, nullable=False, server_default=_NOW),
     CheckConstraint("max_in_flight BETWEEN 1 AND 10", name="max_in_flight"),
+    # Endpoints of single jobs pile up; the ones of the account must be found without reading them.
+    Index("ix_webhook_endpoint_account", "account_id", postgresql_where=text("job_id IS NULL")),
 )
 
 webhook_secret = Table(
@@ -324,6 +333,12 @@ webhook_delivery = Table(
     CheckConstraint("status IN ('pending', 'leased', 'ok', 'dead', 'canceled')", name="status"),
     UniqueConstraint("message_id", "endpoint_id"),
     Index("ix_webhook_delivery_pending", "next_attempt_at", postgresql_where=text("status = 'pending'")),
+    Index(
+        "ix_webhook_delivery_due",
+        "endpoint_id",
+        "next_attempt_at",
+        postgresql_where=text("status = 'pending'"),
+    ),
     Index("ix_webhook_delivery_leased", "lease_until", postgresql_where=text("status = 'leased'")),
     postgresql_with=_BUSY,
 )

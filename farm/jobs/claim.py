@@ -1,10 +1,73 @@
-"""Take a job for a group: fair between accounts, exact in its limits, never waiting while it holds a row."""
+"""Take a job for a group: fair between accounts, exact in its limits, never waiting while it holds a row.
 
+An account is chosen first: urgent work, then the fewest running jobs, then the longest wait. Its
+`account_usage` row is locked with SKIP LOCKED under a savepoint, which makes `max_running` exact, and inside
+that the first job is taken with SKIP LOCKED; an account that yields nothing is let go before the next is
+tried. Order inside an account is the static `rank_at`, so no sort looks at the clock.
+"""
+
+import secrets
+import time
 from collections.abc import Collection
+from datetime import timedelta
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, insert, text
 
-from farm.jobs.job import DEFAULT_RULES, Claimed, Rules
+from farm.db.tables import job_attempt
+from farm.jobs.job import DEFAULT_RULES, Claimed, Job, Rules
+from farm.jobs.states import State
+from farm.jobs.transition import lock_job, transition
+
+URGENT_PRIORITY = 5
+MAX_ACCOUNTS = 8
+# Work that another claim holds for a moment is looked for again, this long and after pauses of this length.
+PATIENCE_S = 0.5
+PAUSE_S = (0.003, 0.015)
+GROUP_FRESH_S = 30
+_RANDOM = secrets.SystemRandom()
+
+_ELIGIBLE = """
+    j.state = 'queued' AND j.profile = :profile AND j.not_before <= now()
+    AND j.contract_version = ANY(:versions)
+    AND (j.avoid_group IS NULL OR j.avoid_group <> :group_id OR NOT EXISTS (
+        SELECT FROM worker_group g
+        WHERE g.profile = :profile AND g.id <> :group_id AND g.state IN ('ready', 'busy')
+          AND g.heartbeat_at > now() - make_interval(secs => :fresh_s)))
+"""
+_ACCOUNTS = text(
+    f"""
+    SELECT u.account_id
+    FROM account_usage u
+    JOIN account a ON a.id = u.account_id
+    CROSS JOIN LATERAL (
+        SELECT j.rank_at, j.priority FROM job j
+        WHERE j.account_id = u.account_id AND {_ELIGIBLE}
+        ORDER BY j.rank_at, j.id LIMIT 1) head
+    WHERE u.queued > 0 AND a.status = 'active'
+      AND u.running < coalesce((a.limits->>'max_running')::int, :max_running)
+    ORDER BY (head.priority >= :urgent) DESC, u.running, head.rank_at, u.account_id
+    LIMIT :max_accounts
+    """  # noqa: S608 - the only thing put in is the constant above
+)
+_LOCK_ACCOUNT = text(
+    """
+    SELECT u.account_id
+    FROM account_usage u
+    JOIN account a ON a.id = u.account_id
+    WHERE u.account_id = :account_id AND a.status = 'active'
+      AND u.running < coalesce((a.limits->>'max_running')::int, :max_running)
+    FOR UPDATE OF u SKIP LOCKED
+    """
+)
+_LOCK_JOB = text(
+    f"""
+    SELECT j.id FROM job j
+    WHERE j.account_id = :account_id AND {_ELIGIBLE}
+    ORDER BY j.rank_at, j.id LIMIT 1
+    FOR UPDATE SKIP LOCKED
+    """  # noqa: S608 - the only thing put in is the constant above
+)
 
 
 def claim(
@@ -16,5 +79,73 @@ def claim(
     *,
     rules: Rules = DEFAULT_RULES,
 ) -> Claimed | None:
-    """Move the next job of a profile to `starting` under a new epoch and a lease; None when there is none."""
-    ...
+    """Move the next job of a profile to `starting` under a new epoch and a lease; None when there is none.
+
+    Args:
+        conn: A transaction that has locked nothing yet; the caller commits at once.
+        group_id: Who will run it.
+        profile: What the group serves.
+        boot_id: Of the agent process; kept with the attempt.
+        contract_versions: Which jobs this worker understands; newer ones are left alone.
+        rules: Length of the lease, and `max_running` of accounts that have none of their own.
+    """
+    values = {
+        "group_id": group_id,
+        "profile": profile,
+        "versions": list(contract_versions),
+        "max_running": rules.max_running,
+        "urgent": URGENT_PRIORITY,
+        "max_accounts": MAX_ACCOUNTS,
+        "fresh_s": GROUP_FRESH_S,
+    }
+    give_up_s = time.monotonic() + PATIENCE_S
+    while True:
+        accounts = conn.execute(_ACCOUNTS, values).scalars().all()
+        for account_id in accounts:
+            job_id = _take(conn, {**values, "account_id": account_id})
+            if job_id is not None:
+                return Claimed(_start(conn, job_id, group_id, boot_id, rules), rules.lease_s)
+        if not accounts or time.monotonic() > give_up_s:
+            return None
+        time.sleep(_RANDOM.uniform(*PAUSE_S))
+
+
+def _take(conn: Connection, values: dict[str, Any]) -> str | None:
+    """Lock an account and its first job; leave nothing locked when either cannot be had at once."""
+    savepoint = conn.begin_nested()
+    if conn.execute(_LOCK_ACCOUNT, values).first() is not None:
+        job_id: str | None = conn.execute(_LOCK_JOB, values).scalar_one_or_none()
+        if job_id is not None:
+            savepoint.commit()
+            return job_id
+    savepoint.rollback()
+    return None
+
+
+def _start(conn: Connection, job_id: str, group_id: str, boot_id: str, rules: Rules) -> Job:
+    locked = lock_job(conn, job_id)
+    if locked is None:
+        raise LookupError(job_id)
+    found, at = locked
+    started = transition(
+        conn,
+        job_id,
+        to=State.STARTING,
+        event_data={"group": group_id},
+        group_id=group_id,
+        lease_until=at + timedelta(seconds=rules.lease_s),
+        attempt_deadline=at + timedelta(seconds=found.exec_timeout_s),
+    )
+    if started is None:
+        raise LookupError(job_id)
+    attempt = {
+        "job_id": job_id,
+        "epoch": started.epoch,
+        "group_id": group_id,
+        "worker_boot_id": boot_id,
+        "profile": started.profile,
+        "queued_at": started.queued_at,
+        "started_at": started.started_at,
+    }
+    conn.execute(insert(job_attempt).values(**attempt))
+    return started

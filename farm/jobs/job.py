@@ -6,7 +6,7 @@ compares them); what a column means is said in `farm/db/tables.py`. `Rules` carr
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from farm.jobs.states import ACTIVE, TERMINAL, State
@@ -23,6 +23,8 @@ class Rules:
 
 
 DEFAULT_RULES = Rules()
+# One point of priority is so much head start in the queue; that is also why low priority cannot starve.
+PRIORITY_HEAD_START = timedelta(seconds=600)
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,9 @@ class Job:
     finished_at: datetime | None
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "Job":
+    def from_row(cls, row: Mapping[Any, Any]) -> "Job":
         """Build a job from a full row of the table."""
-        return cls(**{**row, "state": State(row["state"])})
+        return cls(**{**dict(row), "state": State(row["state"])})
 
     @property
     def is_active(self) -> bool:

@@ -1,23 +1,35 @@
 """What happens to a job after it was claimed, and how it ends.
 
-Every call of a worker names its epoch; a stale one changes nothing and says so by None or False, and the worker must
-then throw its result away and touch the job no more.
+Every call of a worker names its epoch; a stale one changes nothing and says so by None or False, and the
+worker must then throw its result away and touch the job no more. Users' own acts (cancel, delete, retry) are
+in `farm/jobs/control.py`.
 """
 
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, insert, or_, select, update
 
+from farm.clock import db_after, db_now, db_seconds
+from farm.db.tables import asset, job, worker_group
+from farm.ids import new_id
 from farm.jobs.job import DEFAULT_RULES, Beat, Job, NewAsset, Rules
 from farm.jobs.phases import Progress
-from farm.jobs.policy import Failure
+from farm.jobs.policy import Action, Failure, FailureKind, decide, error_of
+from farm.jobs.states import ACTIVE, State
+from farm.jobs.transition import lock_job, transition
+
+# An agent that is alive ends an attempt at its deadline by itself; the sweep waits so much longer for it.
+DEADLINE_GRACE_S = 120.0
+SWEEP_LIMIT = 200
+_RANDOM = secrets.SystemRandom()
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished attempt leaves beside its objects; `data` becomes `job.result` (stats, fingerprint, probe)."""
+    """What a finished attempt leaves beside its objects; `data` becomes `job.result` (stats, fingerprint)."""
 
     data: dict[str, Any]
     assets: Sequence[NewAsset]
@@ -35,25 +47,62 @@ def beat(
     rules: Rules = DEFAULT_RULES,
 ) -> Beat | None:
     """Extend the lease and store the progress; None means that the lease is lost."""
-    ...
+    values: dict[str, Any] = {"lease_until": db_after(rules.lease_s)}
+    if progress is not None:
+        percent = func.greatest(job.c.progress, progress.percent)
+        values |= {"phase": progress.phase, "step": progress.step, "progress": percent}
+    wanted = select(worker_group.c.wanted_state).where(worker_group.c.id == group_id).scalar_subquery()
+    extended = (
+        update(job)
+        .where(job.c.id == job_id, job.c.epoch == epoch, job.c.group_id == group_id, job.c.state.in_(ACTIVE))
+        .values(**values)
+        .returning(
+            job.c.cancel_requested_at.is_not(None),
+            func.coalesce(job.c.attempt_deadline < db_now(), False),
+            wanted,
+        )
+    )
+    row = conn.execute(extended).one_or_none()
+    return None if row is None else Beat(rules.lease_s, row[0], row[1], row[2])
 
 
 def mark_running(conn: Connection, job_id: str, epoch: int) -> bool:
     """Record that the first rank reported work; False when fenced out."""
-    ...
+    return transition(conn, job_id, to=State.RUNNING, epoch=epoch) is not None
 
 
 def mark_uploading(conn: Connection, job_id: str, epoch: int) -> bool:
-    """Record that the file is encoded and checked; nothing may be uploaded when this returns False."""
-    ...
+    """Record that the file is encoded and checked; when this returns False, nothing may be uploaded."""
+    return transition(conn, job_id, to=State.UPLOADING, epoch=epoch) is not None
 
 
 def succeed(conn: Connection, job_id: str, epoch: int, result: Result) -> bool:
     """Finish a job whose objects are stored and verified.
 
-    False when fenced out, and when a cancel came first: then the job is canceled here and the output must be discarded.
+    False when fenced out, and when a cancel came first: then the job is canceled here. In both cases the
+    output is garbage, which a sweep removes.
     """
-    ...
+    held = _lock_held(conn, job_id, epoch)
+    if held is None or held.state is not State.UPLOADING:
+        return False
+    if held.cancel_requested_at is not None:
+        finish_cancel(conn, job_id, epoch)
+        return False
+    rows = [
+        {
+            **asdict(stored),
+            "id": new_id("asset"),
+            "account_id": held.account_id,
+            "job_id": job_id,
+            "epoch": epoch,
+            "expires_at": db_after(held.retention_s),
+        }
+        for stored in result.assets
+    ]
+    conn.execute(insert(asset).values(rows))
+    attempt = {"timings": result.timings, "peak_memory_mb": result.peak_memory_mb}
+    done = transition(conn, job_id, to=State.SUCCEEDED, epoch=epoch, result=result.data, attempt=attempt)
+    return done is not None
 
 
 def fail(
@@ -65,57 +114,107 @@ def fail(
     rules: Rules = DEFAULT_RULES,
     jitter: float | None = None,
 ) -> Job | None:
-    """End an attempt by the failure table: requeue, fail, or cancel if that was asked for; None when fenced out."""
-    ...
+    """End an attempt by the failure table: requeue, fail, or cancel if that was asked for.
+
+    Returns:
+        The job afterwards (its `state` says which of the three); None when fenced out.
+    """
+    held = _lock_held(conn, job_id, epoch)
+    if held is None:
+        return None
+    spread = _RANDOM.uniform(-1, 1) if jitter is None else jitter
+    return _apply(conn, held, failure, decide(failure, held, rules=rules, jitter=spread))
 
 
-def release(conn: Connection, job_id: str, epoch: int, *, rules: Rules = DEFAULT_RULES) -> Job | None:
-    """Give a job back at once, near the front of the queue (drain); None when fenced out."""
-    ...
+def release(conn: Connection, job_id: str, epoch: int) -> Job | None:
+    """Give a job back at once, to its old place in the queue (drain); None when fenced out."""
+    return fail(conn, job_id, epoch, Failure(FailureKind.PREEMPTED))
 
 
 def finish_cancel(conn: Connection, job_id: str, epoch: int) -> Job | None:
     """Cancel a job whose ranks have stopped; None when fenced out or when nobody asked for it."""
-    ...
+    held = _lock_held(conn, job_id, epoch)
+    if held is None or held.cancel_requested_at is None:
+        return None
+    data = {"by": held.cancel_by}
+    return transition(
+        conn, job_id, to=State.CANCELED, epoch=epoch, event_data=data, error=error_of("canceled")
+    )
 
 
-def request_cancel(conn: Connection, account_id: str, job_id: str, by: str) -> Job:
-    """Cancel a queued job at once, or ask its group to stop.
+def reap_leases(conn: Connection, *, rules: Rules = DEFAULT_RULES, limit: int = SWEEP_LIMIT) -> int:
+    """Take back active jobs whose lease, or whose deadline and some grace, has passed; return how many.
 
-    Raises:
-        NotFoundError, AlreadyFinishedError: As their names say.
+    All rows are locked first and then treated account by account, so that two sweeps, and a sweep and a
+    worker, always take locks in the same order.
     """
-    ...
+    is_lost = job.c.lease_until < db_now()
+    is_late = job.c.attempt_deadline < db_now()
+    is_much_too_late = job.c.attempt_deadline < db_now() - db_seconds(DEADLINE_GRACE_S)
+    found = (
+        select(job.c.id, job.c.account_id, job.c.epoch, func.coalesce(is_late, False).label("is_late"))
+        .where(job.c.state.in_(ACTIVE), or_(is_lost, is_much_too_late))
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    rows = sorted(conn.execute(found), key=lambda row: (row.account_id, row.id))
+    for row in rows:
+        kind = FailureKind.DEADLINE if row.is_late else FailureKind.AGENT_LOST
+        fail(conn, row.id, row.epoch, Failure(kind), rules=rules)
+    return len(rows)
 
 
-def delete_job(conn: Connection, account_id: str, job_id: str, by: str) -> Job:
-    """Hide a job at once and for ever, and stop it if it runs; its objects are removed by a sweep."""
-    ...
-
-
-def retry(
-    conn: Connection,
-    account_id: str,
-    job_id: str,
-    *,
-    profile: str | None = None,
-    priority: int | None = None,
-    seed: int | None = None,
-    rules: Rules = DEFAULT_RULES,
-) -> Job:
-    """Queue a failed, canceled or expired job again under the same id with a new budget.
-
-    Raises:
-        NotFoundError, NotRetryableError, QueueFullError: As their names say.
-    """
-    ...
-
-
-def reap_leases(conn: Connection, *, rules: Rules = DEFAULT_RULES, limit: int = 200) -> int:
-    """Take back active jobs whose lease, or whose deadline and some grace, has passed; return how many."""
-    ...
-
-
-def expire_queued(conn: Connection, *, limit: int = 200) -> int:
+def expire_queued(conn: Connection, *, limit: int = SWEEP_LIMIT) -> int:
     """Expire queued jobs whose queue deadline has passed; return how many."""
-    ...
+    found = (
+        select(job.c.id, job.c.account_id)
+        .where(job.c.state == State.QUEUED, job.c.queue_deadline < db_now())
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    rows = sorted(conn.execute(found), key=lambda row: (row.account_id, row.id))
+    for row in rows:
+        code = "expired" if _is_served(conn, row.id) else "profile_unavailable"
+        transition(conn, row.id, to=State.EXPIRED, error=error_of(code))
+    return len(rows)
+
+
+def _is_served(conn: Connection, job_id: str) -> bool:
+    """Tell whether any group serves the profile that the job waits for."""
+    live = select(worker_group.c.id).where(
+        worker_group.c.profile == job.c.profile, worker_group.c.state != "gone"
+    )
+    return bool(conn.execute(select(live.exists()).where(job.c.id == job_id)).scalar_one())
+
+
+def _lock_held(conn: Connection, job_id: str, epoch: int) -> Job | None:
+    """Lock a job and return it if this epoch still holds it."""
+    locked = lock_job(conn, job_id)
+    if locked is None:
+        return None
+    held = locked[0]
+    return held if held.epoch == epoch and held.is_active else None
+
+
+def _apply(conn: Connection, held: Job, failure: Failure, action: Action) -> Job | None:
+    """Do what was decided; the reason stays with the attempt, for operators."""
+    columns = dict(action.columns)
+    if action.to is State.QUEUED:
+        columns["queue_deadline"] = db_after(held.expires_in_s)
+        if action.delay_s > 0:
+            columns["not_before"] = db_after(action.delay_s)
+    else:
+        columns["error"] = action.error
+    reason = {"code": str(failure.kind), "message": failure.message, "detail": failure.detail}
+    event_data: dict[str, Any] = {"failure": str(failure.kind)}
+    if action.columns.get("profile", held.profile) != held.profile:
+        event_data |= {"rerouted_from": held.profile, "rerouted_to": action.columns["profile"]}
+    return transition(
+        conn,
+        held.id,
+        to=action.to,
+        epoch=held.epoch,
+        event_data=event_data,
+        attempt={"error": reason},
+        **columns,
+    )

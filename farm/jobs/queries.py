@@ -1,11 +1,17 @@
-"""Reads of jobs: one, many by page, their history, their place in the queue. Nothing here writes or locks."""
+"""Reads of jobs: one, many by page, their objects and history. Nothing here writes or locks.
+
+A job that was deleted, or that belongs to another account, does not exist for these functions.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import ColumnElement, Connection, Select, select, tuple_
 
+from farm.db.tables import asset, job, job_attempt, job_event
+from farm.errors import NotFoundError
 from farm.jobs.job import Asset, Attempt, Event, Job
 from farm.jobs.states import State
 
@@ -47,7 +53,10 @@ def get_job(conn: Connection, account_id: str, job_id: str) -> Job:
     Raises:
         NotFoundError: Unknown, deleted, or of another account.
     """
-    ...
+    row = conn.execute(_visible(account_id).where(job.c.id == job_id)).mappings().one_or_none()
+    if row is None:
+        raise NotFoundError(job_id)
+    return Job.from_row(row)
 
 
 def list_jobs(conn: Connection, account_id: str, query: ListQuery) -> Page:
@@ -56,17 +65,52 @@ def list_jobs(conn: Connection, account_id: str, query: ListQuery) -> Page:
     Raises:
         NotFoundError: `after` is not a job of this account.
     """
-    ...
+    position = tuple_(job.c.created_at, job.c.id)
+    wanted = _visible(account_id).where(*_filters(query))
+    if query.after is not None:
+        last = get_job(conn, account_id, query.after)
+        bound = tuple_(last.created_at, last.id)
+        wanted = wanted.where(position > bound if query.is_ascending else position < bound)
+    if query.is_ascending:
+        wanted = wanted.order_by(job.c.created_at, job.c.id)
+    else:
+        wanted = wanted.order_by(job.c.created_at.desc(), job.c.id.desc())
+    rows = conn.execute(wanted.limit(query.limit + 1)).mappings().all()
+    return Page([Job.from_row(row) for row in rows[: query.limit]], len(rows) > query.limit)
 
 
 def get_asset(conn: Connection, account_id: str, job_id: str, kind: str) -> Asset | None:
-    """Return the public object of a kind, also when it has expired (`deleted_at`); None if there is none."""
-    ...
+    """Return the object of a kind, also one that has expired (`deleted_at`); None if there never was one.
+
+    Raises:
+        NotFoundError: The job is unknown, deleted, or of another account.
+    """
+    get_job(conn, account_id, job_id)
+    found = select(asset).where(asset.c.job_id == job_id, asset.c.kind == kind)
+    return _asset_or_none(conn, found)
 
 
-def get_input(conn: Connection, job: Job) -> Asset | None:
-    """Return the input image of a job."""
-    ...
+def assets_by_job(conn: Connection, account_id: str, job_ids: Sequence[str], kind: str) -> dict[str, Asset]:
+    """Return the objects of a kind of several jobs of this account, by job; for pages."""
+    found = select(asset).where(asset.c.account_id == account_id, asset.c.kind == kind)
+    rows = conn.execute(found.where(asset.c.job_id.in_(job_ids))).mappings()
+    return {row["job_id"]: Asset(**row) for row in rows}
+
+
+def public_asset(conn: Connection, job_id: str, kind: str) -> Asset | None:
+    """Return an object that is still there, of a job that was not deleted; for whoever acts for its owner."""
+    found = (
+        select(asset)
+        .join(job, job.c.id == asset.c.job_id)
+        .where(job.c.id == job_id, job.c.deleted_at.is_(None))
+        .where(asset.c.kind == kind, asset.c.deleted_at.is_(None))
+    )
+    return _asset_or_none(conn, found)
+
+
+def get_input(conn: Connection, wanted: Job) -> Asset | None:
+    """Return the input image of a job, if it has one."""
+    return _asset_or_none(conn, select(asset).where(asset.c.id == wanted.input_asset_id))
 
 
 def timeline(conn: Connection, account_id: str, job_id: str) -> Timeline:
@@ -75,14 +119,36 @@ def timeline(conn: Connection, account_id: str, job_id: str) -> Timeline:
     Raises:
         NotFoundError: Unknown, deleted, or of another account.
     """
-    ...
+    get_job(conn, account_id, job_id)
+    events = select(job_event).where(job_event.c.job_id == job_id).order_by(job_event.c.seq)
+    attempts = select(job_attempt).where(job_attempt.c.job_id == job_id).order_by(job_attempt.c.epoch)
+    return Timeline(
+        [Event(**row) for row in conn.execute(events).mappings()],
+        [Attempt(**row) for row in conn.execute(attempts).mappings()],
+    )
 
 
-def queue_position(conn: Connection, job: Job) -> int | None:
-    """Return an estimate of the place in the queue of its profile, 1 = next; None when not queued."""
-    ...
+def _visible(account_id: str) -> Select[Any]:
+    return select(job).where(job.c.account_id == account_id, job.c.deleted_at.is_(None))
 
 
-def eta_s(conn: Connection, job: Job) -> float | None:
-    """Return the seconds until the end by the profile's measured times; None before it has finished a clip."""
-    ...
+def _filters(query: ListQuery) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if query.states:
+        conditions.append(job.c.state.in_(query.states))
+    if query.profile is not None:
+        conditions.append(job.c.profile == query.profile)
+    if query.created_after is not None:
+        conditions.append(job.c.created_at > query.created_after)
+    if query.created_before is not None:
+        conditions.append(job.c.created_at < query.created_before)
+    if query.user_tag is not None:
+        conditions.append(job.c.user_tag == query.user_tag)
+    if query.metadata:
+        conditions.append(job.c.metadata.contains(query.metadata))
+    return conditions
+
+
+def _asset_or_none(conn: Connection, query: Select[Any]) -> Asset | None:
+    row = conn.execute(query).mappings().one_or_none()
+    return None if row is None else Asset(**row)

@@ -1,17 +1,28 @@
-"""Accept a job: one transaction that makes the row and everything that must exist with it."""
+"""Accept a job: one transaction that makes the row and everything that must exist with it.
+
+The caller has checked the request completely and stored the image; nothing here talks to anything but the
+database, and nothing is published: the outbox row and its NOTIFY become visible with the commit.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, insert, literal_column
+from sqlalchemy.dialects.postgresql import insert as upsert
 
-from farm.jobs.job import DEFAULT_RULES, Job, NewAsset, Rules
-from magi2.contract import GenerationRequest
+from farm.accounts import reserve_queue_slot
+from farm.db.tables import asset, webhook_endpoint, webhook_secret
+from farm.ids import new_id
+from farm.jobs.job import DEFAULT_RULES, PRIORITY_HEAD_START, Job, NewAsset, Rules
+from farm.jobs.transition import insert_job
+from magi2.contract import CONTRACT_VERSION, GenerationRequest, wave_key
 
 
 @dataclass(frozen=True)
 class JobWebhook:
-    """An endpoint that hears of one job only; `sealed_secret` is `farm.secretbox.seal(...)` of its `whsec_` text."""
+    """An endpoint that hears of one job only; its `whsec_` text is sealed by `farm.secretbox.seal`."""
 
     url: str
     event_types: Sequence[str]
@@ -45,4 +56,65 @@ def submit(conn: Connection, submission: Submission, *, rules: Rules = DEFAULT_R
         QueueFullError: The account has `max_queued` waiting jobs.
         NotFoundError: There is no such active account.
     """
-    ...
+    reserve_queue_slot(conn, submission.account_id, rules)
+    job_id = new_id("video")
+    values = _columns(submission)
+    if submission.input is not None:
+        values["input_asset_id"] = _input_asset(conn, submission.account_id, submission.input)
+    if submission.webhook is not None:
+        # Before the job (its foreign key is checked at commit), so that it hears of the first event too.
+        _add_endpoint(conn, submission.account_id, job_id, submission.webhook)
+    return insert_job(conn, {"id": job_id, **values})
+
+
+def _columns(submission: Submission) -> dict[str, Any]:
+    request = submission.request
+    return {
+        "account_id": submission.account_id,
+        "profile": submission.profile,
+        "requested_profile": submission.requested_profile,
+        "priority": submission.priority,
+        "prompt": request.prompt,
+        "params": request.to_json(),
+        "contract_version": CONTRACT_VERSION,
+        "wave_key": wave_key(request),
+        "seed": request.seed,
+        "steps": request.num_inference_steps,
+        "max_attempts": submission.max_attempts,
+        "expires_in_s": submission.expires_in_s,
+        "exec_timeout_s": submission.exec_timeout_s,
+        "retention_s": submission.retention_s,
+        "notices": list(submission.notices),
+        "metadata": submission.metadata,
+        "user_tag": submission.user_tag,
+        # now() is one instant for the whole transaction, and the default of created_at and queued_at.
+        "rank_at": func.now() - submission.priority * PRIORITY_HEAD_START,
+        "queue_deadline": func.now() + timedelta(seconds=submission.expires_in_s),
+    }
+
+
+def _input_asset(conn: Connection, account_id: str, image: NewAsset) -> str:
+    """Return the row of this image in this account, made if it is the first time that it is used."""
+    values = {**asdict(image), "id": new_id("asset"), "account_id": account_id}
+    found = upsert(asset).values(**values)
+    found = found.on_conflict_do_update(
+        index_elements=[asset.c.account_id, asset.c.sha256],
+        index_where=(asset.c.kind == literal_column("'input'")) & asset.c.deleted_at.is_(None),
+        set_={"key": found.excluded.key},
+    )
+    asset_id: str = conn.execute(found.returning(asset.c.id)).scalar_one()
+    return asset_id
+
+
+def _add_endpoint(conn: Connection, account_id: str, job_id: str, webhook: JobWebhook) -> None:
+    endpoint_id = new_id("we")
+    endpoint = {
+        "id": endpoint_id,
+        "account_id": account_id,
+        "job_id": job_id,
+        "url": webhook.url,
+        "event_types": list(webhook.event_types),
+    }
+    conn.execute(insert(webhook_endpoint).values(**endpoint))
+    secret = {"id": new_id("whs"), "endpoint_id": endpoint_id, "ciphertext": webhook.sealed_secret}
+    conn.execute(insert(webhook_secret).values(**secret))

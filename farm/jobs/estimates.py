@@ -1,0 +1,97 @@
+"""Guesses that a waiting user wants: the place in the queue, and the seconds until the end.
+
+Both are computed when read, from what is queued and what the profile's last clips took; nothing is decided by
+them.
+"""
+
+from dataclasses import dataclass
+from statistics import median
+
+from sqlalchemy import Connection, Float, extract, func, select, tuple_
+
+from farm.clock import db_now, db_seconds
+from farm.db.tables import job, job_attempt, worker_group
+from farm.groups import FRESH_S
+from farm.jobs.job import Job
+from farm.jobs.states import ACTIVE, State
+
+MAX_POSITION = 10_000  # nobody needs to know more exactly
+NUM_SAMPLES = 20
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What the newest clips of a profile and tier took, as medians."""
+
+    step_s: float
+    rest_s: float
+
+    def clip_s(self, steps: int) -> float:
+        """Return the seconds of one whole attempt with so many steps."""
+        return self.rest_s + steps * self.step_s
+
+
+def queue_position(conn: Connection, wanted: Job) -> int | None:
+    """Return an estimate of the place in the queue of its profile, 1 = next; None when not queued."""
+    if wanted.state is not State.QUEUED:
+        return None
+    ahead = (
+        select(job.c.id)
+        .where(job.c.state == State.QUEUED, job.c.profile == wanted.profile)
+        .where(tuple_(job.c.rank_at, job.c.id) < tuple_(wanted.rank_at, wanted.id))
+        .limit(MAX_POSITION)
+        .subquery()
+    )
+    return 1 + conn.execute(select(func.count()).select_from(ahead)).scalar_one()
+
+
+def eta_s(conn: Connection, wanted: Job) -> float | None:
+    """Return the seconds until the end; None at the end, and before the profile has finished a clip."""
+    if wanted.is_finished:
+        return None
+    pace = measure_pace(conn, wanted.profile, str(wanted.params["tier"]))
+    if pace is None:
+        return None
+    clip_s = pace.clip_s(wanted.steps)
+    if wanted.is_active:
+        return clip_s * (100 - wanted.progress) / 100
+    position = queue_position(conn, wanted) or 1
+    num_groups, num_active = _load(conn, wanted.profile)
+    if position <= num_groups - num_active:
+        return clip_s
+    # Those that run are half done on average.
+    return clip_s * (1 + (position - 1 + num_active / 2) / max(num_groups, 1))
+
+
+def measure_pace(conn: Connection, profile: str, tier: str) -> Pace | None:
+    """Return what the last clips of this profile and tier took; None before the first."""
+    whole_s = extract("epoch", job_attempt.c.ended_at - job_attempt.c.started_at).cast(Float)
+    denoise_s = func.coalesce(job_attempt.c.timings["denoise"].as_float(), whole_s)
+    query = (
+        select(job.c.steps, whole_s, denoise_s)
+        .join(job_attempt, (job_attempt.c.job_id == job.c.id) & (job_attempt.c.epoch == job.c.epoch))
+        .where(job.c.state == State.SUCCEEDED, job.c.profile == profile)
+        .where(job.c.params["tier"].as_string() == tier)
+        .order_by(job.c.finished_at.desc())
+        .limit(NUM_SAMPLES)
+    )
+    rows = conn.execute(query).all()
+    if not rows:
+        return None
+    return Pace(
+        step_s=median(denoise / steps for steps, _, denoise in rows),
+        rest_s=median(max(0.0, whole - denoise) for _, whole, denoise in rows),
+    )
+
+
+def _load(conn: Connection, profile: str) -> tuple[int, int]:
+    """Return how many groups serve a profile, and how many jobs they hold."""
+    groups = (
+        select(func.count())
+        .select_from(worker_group)
+        .where(worker_group.c.profile == profile, worker_group.c.state != "gone")
+        .where(worker_group.c.heartbeat_at > db_now() - db_seconds(FRESH_S))
+    )
+    active = select(func.count()).select_from(job).where(job.c.state.in_(ACTIVE), job.c.profile == profile)
+    row = conn.execute(select(groups.scalar_subquery(), active.scalar_subquery())).one()
+    return row[0], row[1]
