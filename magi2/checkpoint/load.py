@@ -1,0 +1,79 @@
+"""Strict loading of the transformer from memory-mapped files.
+
+Promises: a checkpoint is taken whole or refused with every difference in one error, before any weight is
+read; tensors are assigned, never copied beside a second set of weights: on the host, in their stored dtype,
+they stay in the mapped file. The router chooses by the averaged bias. It verifies no other part of the
+checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from magi2.checkpoint.index import Contents, TensorEntry, scan_folder
+from magi2.checkpoint.keys import Expected, build_on_meta, compare, needs_of
+from magi2.config import ModelConfig
+from magi2.errors import CheckpointError
+from magi2.model.transformer import Magi2Transformer
+
+_RAW_BIAS = "router.expert_bias"
+_AVERAGED_BIAS = "router.expert_bias_ema"
+
+
+def load_transformer(
+    folder: Path,
+    config: ModelConfig,
+    *,
+    device: torch.device | str = "cpu",
+    flash_attn_version: int | None = None,
+) -> Magi2Transformer:
+    """Build the transformer and fill it from the folder of its shards.
+
+    Args:
+        folder: Holds the index and its shards, or one file.
+        config: Sizes and dtype; floating tensors stored in another dtype are cast.
+        device: Where the weights go.
+        flash_attn_version: Handed to the model.
+
+    Raises:
+        CheckpointError: Files are missing or broken, or tensors are missing, not expected or misshapen.
+    """
+    model = build_on_meta(config, flash_attn_version=flash_attn_version)
+    return fill(model, scan_folder(folder), device=device)
+
+
+def fill(
+    model: Magi2Transformer, contents: Contents, *, device: torch.device | str = "cpu"
+) -> Magi2Transformer:
+    """Give a model without memory its weights, in place, and return it for inference.
+
+    Raises:
+        CheckpointError: As for `load_transformer`.
+    """
+    expected = needs_of(model)
+    problems = contents.problems + compare(expected, contents.tensors)
+    if problems:
+        raise CheckpointError(problems)
+    state = dict(_read(contents.tensors, expected, torch.device(device)))
+    for name in state:
+        if name.endswith(_RAW_BIAS):
+            state[name] = state[name.removesuffix(_RAW_BIAS) + _AVERAGED_BIAS]
+    model.load_state_dict(state, strict=True, assign=True)
+    return model.eval()
+
+
+def _read(
+    entries: Mapping[str, TensorEntry], expected: Mapping[str, Expected], device: torch.device
+) -> Iterable[tuple[str, Tensor]]:
+    """Yield every tensor in the model's dtype on the device, file by file."""
+    by_path = sorted(entries, key=lambda name: str(entries[name].path))
+    for path, names in groupby(by_path, key=lambda name: entries[name].path):
+        with safe_open(path, framework="pt") as file:
+            for name in names:
+                yield name, file.get_tensor(name).to(device=device, dtype=expected[name].dtype)
