@@ -92,6 +92,7 @@ class NotFinishedError(FarmError):
 
     def __init__(self, job_id: str, state: str) -> None:
         super().__init__("not_finished", 409, f"{job_id} has no content (state {state})")
+        self.state = state
 
 
 class NotRetryableError(FarmError):
