@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import alembic.command
-import alembic.config
 import boto3
 import psycopg
 import pytest
@@ -23,10 +21,14 @@ import redis
 import sqlalchemy
 from botocore.config import Config
 
+from farm.db import schema
+from farm.db.session import make_engine
 from farm.embedded.postgres import PostgresServer
 from farm.embedded.seaweed import REGION, SeaweedServer
 from farm.embedded.servers import EmbeddedServers, ServerSecrets
 from farm.embedded.valkey import ValkeyServer
+from farm.settings import Settings, load_settings
+from farm.storage import ObjectStore
 
 ROOT = Path(__file__).parents[2]
 BUCKET = "farm"
@@ -95,13 +97,9 @@ def template_database(postgres: PostgresServer) -> str:
     """Make the database that every test's own is cloned from, by the real migrations."""
     with psycopg.connect(postgres.url_of("postgres"), autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {TEMPLATE}")
-    url = postgres.url_of(TEMPLATE)
-    config = alembic.config.Config()
-    config.set_main_option("script_location", str(ROOT / "migrations"))
-    config.set_main_option("sqlalchemy.url", url)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DATABASE_URL", url)
-        alembic.command.upgrade(config, "head")
+    url = postgres.url_of(TEMPLATE).replace("postgresql://", "postgresql+psycopg://")
+    engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+    schema.upgrade(engine)
     return TEMPLATE
 
 
@@ -170,28 +168,22 @@ def farm_environment(database_url: str, redis_url: str, s3: S3Place, tmp_path: P
 
 
 @pytest.fixture
-def settings(farm_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+def settings(farm_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Return the farm's settings for this test's parts."""
-    from farm.settings import load_settings
-
     for name, value in farm_environment.items():
         monkeypatch.setenv(name, value)
     return load_settings()
 
 
 @pytest.fixture
-def database(settings) -> Iterator[sqlalchemy.Engine]:
+def database(settings: Settings) -> Iterator[sqlalchemy.Engine]:
     """Return an engine on the test's own database."""
-    from farm.db.session import make_engine
-
     engine = make_engine(settings, application="test")
     yield engine
     engine.dispose()
 
 
 @pytest.fixture
-def object_store(settings):
+def object_store(settings: Settings) -> ObjectStore:
     """Return the farm's client of the object store, below the test's own prefix."""
-    from farm.storage import ObjectStore
-
     return ObjectStore(settings)
