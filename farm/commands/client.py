@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -22,7 +22,7 @@ Video = dict[str, Any]
 
 
 class FarmClient:
-    """A client of one farm with one key."""
+    """A client of one farm with one key; a context, whose end closes its connections."""
 
     def __init__(self, access: Access) -> None:
         """Prepare; nothing is contacted yet."""
@@ -34,8 +34,10 @@ class FarmClient:
             trust_env=False,
         )
 
-    def close(self) -> None:
-        """Give the connections back."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def submit(self, fields: Mapping[str, Any], image: Path | None = None) -> Video:

@@ -59,27 +59,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _render(supervisor: Supervisor, access: Access, arguments: argparse.Namespace) -> None:
-    client = FarmClient(access)
-    try:
-        request = {
-            "prompt": arguments.prompt,
-            "size": f"{TIER.width}x{TIER.height}",
-            "num_inference_steps": STEPS,
-            "seed": SEED,
-            "profile": PROFILE,
-        }
-        video = client.submit(request)
-        note(f"POST /v1/videos -> {video['id']}: {TIER.width}x{TIER.height}, {STEPS} steps, seed {SEED}")
-        video = client.wait(
-            video["id"],
-            timeout_s=JOB_TIMEOUT_S,
-            show=ProgressLines(note).show,
-            meanwhile=supervisor.keep_running,
-        )
-        _refuse_failure(video)
-        client.download(video["id"], arguments.output)
-    finally:
-        client.close()
+    request = {
+        "prompt": arguments.prompt,
+        "size": f"{TIER.width}x{TIER.height}",
+        "num_inference_steps": STEPS,
+        "seed": SEED,
+        "profile": PROFILE,
+    }
+    with FarmClient(access) as client:
+        job_id = client.submit(request)["id"]
+        note(f"POST /v1/videos -> {job_id}: {TIER.width}x{TIER.height}, {STEPS} steps, seed {SEED}")
+        show, keep_running = ProgressLines(note).show, supervisor.keep_running
+        _refuse_failure(client.wait(job_id, timeout_s=JOB_TIMEOUT_S, show=show, meanwhile=keep_running))
+        client.download(job_id, arguments.output)
     _verify(arguments.output)
 
 

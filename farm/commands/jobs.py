@@ -34,7 +34,8 @@ def run_list(arguments: argparse.Namespace) -> int:
     query = {"limit": arguments.limit, "order": "desc"}
     if arguments.state:
         query["state"] = arguments.state
-    videos = FarmClient(connection.access_of(arguments)).list(query)
+    with FarmClient(connection.access_of(arguments)) as client:
+        videos = client.list(query)
     if arguments.json:
         result_json(videos)
     else:
@@ -44,7 +45,8 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 def run_show(arguments: argparse.Namespace) -> int:
     """Print one video object."""
-    video = FarmClient(connection.access_of(arguments)).get(arguments.job_id)
+    with FarmClient(connection.access_of(arguments)) as client:
+        video = client.get(arguments.job_id)
     if arguments.json:
         result_json(video)
     else:
@@ -54,7 +56,8 @@ def run_show(arguments: argparse.Namespace) -> int:
 
 def run_cancel(arguments: argparse.Namespace) -> int:
     """Ask for the end of a job."""
-    video = FarmClient(connection.access_of(arguments)).cancel(arguments.job_id)
+    with FarmClient(connection.access_of(arguments)) as client:
+        video = client.cancel(arguments.job_id)
     if arguments.json:
         result_json(video)
     else:

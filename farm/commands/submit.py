@@ -40,8 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Submit, and follow the job if asked."""
     if arguments.image is not None and not arguments.image.is_file():
         raise CommandError(f"--image {arguments.image} is not a file", Exit.USAGE)
-    client = FarmClient(connection.access_of(arguments))
-    try:
+    with FarmClient(connection.access_of(arguments)) as client:
         video = client.submit(fields_of(arguments), arguments.image)
         for notice in video.get("notices") or []:
             note(notice)
@@ -51,8 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.output and video["status"] == "completed":
             client.download(video["id"], arguments.output)
             note(f"wrote {arguments.output}")
-    finally:
-        client.close()
     return _report(video, as_json=arguments.json)
 
 

@@ -87,8 +87,10 @@ class StateDirectory:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
+            owner = lock.read().strip()
+            lock.close()
             raise EmbeddedError(
-                f"another magi2-farm (process {lock.read().strip()}) uses {self.path}; "
+                f"another magi2-farm (process {owner}) uses {self.path}; "
                 "stop it, use it with `magi2-farm submit`, or set FARM_STATE_DIR to another folder"
             ) from None
         lock.truncate(0)

@@ -1,0 +1,78 @@
+"""The command line: its words, and the exit codes that scripts rely on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from farm.cli import main, make_parser
+from farm.commands.submit import fields_of
+from farm.embedded.ports import free_ports
+from farm.embedded.state import Access, StateDirectory
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder, where neither `.env` nor `.state` is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FARM_STATE_DIR", raising=False)
+    return tmp_path
+
+
+def test_submit_sends_only_what_was_given() -> None:
+    words = ["submit", "A boat", "--steps", "2", "--output-width", "640", "--output-height", "360"]
+    fields = fields_of(make_parser().parse_args(words))
+    assert fields == {"prompt": "A boat", "num_inference_steps": 2, "output_width": 640, "output_height": 360}
+
+
+def test_unknown_option_is_a_usage_error() -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["submit", "A boat", "--colour", "red"])
+    assert raised.value.code == 2
+
+
+def test_submit_without_a_known_farm_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "A boat"]) == 2
+    assert "magi2-farm up" in capsys.readouterr().err
+
+
+def test_missing_image_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "A boat", "--image", "missing.jpg"]) == 2
+    assert "missing.jpg is not a file" in capsys.readouterr().err
+
+
+def test_farm_that_is_not_running_exits_3(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    closed = f"http://127.0.0.1:{free_ports(1)[0]}"
+    StateDirectory(elsewhere / ".state").keep_access(Access(closed, "mk_live_x"))
+    assert main(["jobs", "list"]) == 3
+    assert closed in capsys.readouterr().err
+
+
+def test_bad_setting_exits_2_and_names_the_nearest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_API_PROT", "8000")
+    assert main(["config", "show"]) == 2
+    assert "FARM_API_PORT" in capsys.readouterr().err
+
+
+def test_config_show_masks_secrets_and_names_origins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://farm:hush@db/farm")
+    monkeypatch.setenv("REDIS_URL", "redis://:hush@redis/0")
+    monkeypatch.setenv("FARM_KEY_PEPPER", "hush-0123456789-abcdefghijklmnop-hush")
+    assert main(["config", "show", "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert "hush" not in shown
+    lines = {line["name"]: line for line in json.loads(shown)}
+    assert lines["FARM_KEY_PEPPER"]["origin"] == "environment"
+    assert lines["FARM_S3_BUCKET"]["origin"] == "default"
+
+
+def test_a_tier_that_is_missing_fails_the_test_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("farm.commands.test.ROOT", tmp_path)
+    assert main(["test"]) == 1
+    assert "tests/golden" in capsys.readouterr().err
