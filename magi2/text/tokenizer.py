@@ -5,6 +5,7 @@ off: a text of too many tokens is refused with its count. It needs the tokenizer
 no weight.
 """
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,11 +54,10 @@ class PromptTokenizer:
         from tokenizers import Regex, pre_tokenizers
         from transformers import AutoTokenizer
 
-        if not directory.is_dir():
-            raise CheckpointError(f"{directory} is no folder; the checkpoint must hold text_encoder/")
+        _check_files(directory)
         try:
             tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="right", local_files_only=True)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{directory} holds no readable tokenizer: {error}") from error
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None or backend.pre_tokenizer is None:
@@ -90,6 +90,24 @@ class PromptTokenizer:
         if not tokens.ids:
             raise InvalidInput("the text to encode holds no token; give a prompt with words")
         return tokens
+
+
+def _check_files(directory: Path) -> None:
+    """Refuse a folder without a vocabulary: the library would make an empty tokenizer of it, silently."""
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is no folder; the checkpoint must hold text_encoder/")
+    whole, parts = directory / "tokenizer.json", [directory / "vocab.json", directory / "merges.txt"]
+    if not whole.is_file():
+        if not all(part.is_file() for part in parts):
+            raise CheckpointError(f"{directory} lacks tokenizer.json (or vocab.json with merges.txt)")
+        return
+    try:
+        content = json.loads(whole.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{whole} is no readable tokenizer: {error}") from error
+    model = content.get("model") if isinstance(content, dict) else None
+    if not isinstance(model, dict) or not model.get("vocab"):
+        raise CheckpointError(f"{whole} is no tokenizer: it has no model with a vocabulary")
 
 
 def figure_tokens(offsets: Offsets, text: str) -> list[int]:
