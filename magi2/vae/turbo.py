@@ -5,11 +5,9 @@ stop between windows or spread them over ranks. What it returns as floats is not
 and no spatially tiled decode: both would be other functions.
 """
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +52,7 @@ class TurboDecoder:
         """
         if torch.device(device).type == "cuda":
             _warn_of_old_cudnn()
-        config = TurboConfig.from_json(_read_json(directory / CONFIG_NAME), source=CONFIG_NAME)
+        config = TurboConfig.from_json(weights.read_json(directory / CONFIG_NAME), source=CONFIG_NAME)
         with torch.device("meta"):
             module = TurboNetwork(config)
         path = directory / CHECKPOINT_NAME
@@ -131,18 +129,6 @@ def trained_tensors(state: Mapping[str, object], path: Path) -> dict[str, object
             f"{path.name}: {name} is a {type(chosen).__name__}, not a dictionary of tensors"
         )
     return {str(key).removeprefix("module."): value for key, value in chosen.items()}
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.name}: the file is missing; expected at {path}") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path.name}: is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path.name}: must hold a JSON object")
-    return values
 
 
 def _warn_of_old_cudnn() -> None:

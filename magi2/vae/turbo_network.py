@@ -163,7 +163,7 @@ class Upsampler(nn.Module):
         super().__init__()
         if with_time:
             self.time_conv = EdgeConv3d(channels, 2 * channels, (3, 1, 1))
-        # The first entry holds no weights but keeps the checkpoint's numbering; it copies, whatever the dtype.
+        # The first entry holds no weights but keeps the checkpoint's numbering; it copies in any dtype.
         self.resample = nn.ModuleList(
             [nn.Upsample(scale_factor=2, mode="nearest"), nn.Conv2d(channels, channels, 3, padding=1)]
         )

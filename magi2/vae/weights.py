@@ -5,6 +5,7 @@ that refuses is reported; names, shapes and finiteness are checked completely an
 one `CheckpointError`; only what is used leaves the memory map. Which tensors a network has, the callers say.
 """
 
+import json
 import pickle
 import pickletools
 import re
@@ -13,7 +14,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +66,23 @@ def read_pickle(path: Path) -> Mapping[str, object]:
     if not isinstance(loaded, Mapping):
         raise CheckpointError(f"{path.name}: holds a {type(loaded).__name__}, not a dictionary of tensors")
     return cast(Mapping[str, object], loaded)
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Read the object of a checkpoint's JSON file.
+
+    Raises:
+        CheckpointError: The file is missing or holds something else.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.name}: the file is missing; expected at {path}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path.name}: is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path.name}: must hold a JSON object")
+    return values
 
 
 def fit(
