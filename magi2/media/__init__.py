@@ -1,1 +1,1 @@
-"""Pictures in, mp4 out: the reference image, the finished frames and the file. Importing it loads no torch."""
+"""Pictures in, mp4 out: the reference image, the frames, the file. Importing the package loads no torch."""
