@@ -25,6 +25,7 @@ _REFERENCE_GAP = 2
 # Audio latents to one video latent on the common time axis.
 _AUDIO_PER_VIDEO = 8
 _TIME_MAX_PERIOD = 10_000
+_TIMESTEPS = 1000
 
 
 class Denoiser(Protocol):
@@ -214,16 +215,21 @@ def unpack(out: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     return latents.reshape(*latents.shape[:2], *batch.grid), torch.stack(audio)
 
 
-def time_row(timestep: float, width: int) -> Tensor:
-    """Return the time embedding fp32 [width] of one timestep: cosines, then sines.
+def time_embedding(time: Tensor, width: int) -> Tensor:
+    """Return fp32 [n, width], cosines then sines, for times fp32 [n] given as timestep / 1000.
 
     Source: the reference, inference/pipeline/preview_data_proxy.py; fp32 throughout, as fp64 frequencies miss
         its rows by 3e-5.
     """
     half = width // 2
     frequencies = torch.exp(-math.log(_TIME_MAX_PERIOD) * torch.arange(half, dtype=torch.float32) / half)
-    position = torch.tensor(timestep, dtype=torch.float32) / 1000 * 1000
-    return torch.cat([torch.cos(position * frequencies), torch.sin(position * frequencies)])
+    angles = (time * _TIMESTEPS)[:, None] * frequencies
+    return torch.cat([torch.cos(angles), torch.sin(angles)], dim=1)
+
+
+def time_row(timestep: float, width: int) -> Tensor:
+    """Return the time embedding fp32 [width] of one timestep."""
+    return time_embedding(torch.tensor([timestep], dtype=torch.float32) / _TIMESTEPS, width)[0]
 
 
 def time_row_of(kind: Kind, timestep: float, width: int) -> Tensor:
