@@ -76,3 +76,8 @@ def test_a_tier_that_is_missing_fails_the_test_command(
     monkeypatch.setattr("farm.commands.test.ROOT", tmp_path)
     assert main(["test"]) == 1
     assert "tests/golden" in capsys.readouterr().err
+
+
+def test_api_description_is_exported_without_a_farm(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "openapi"]) == 0
+    assert "/v1/videos/{video_id}/content" in json.loads(capfd.readouterr().out)["paths"]
