@@ -9,7 +9,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, DateTime, Interval, cast, func, literal
+from sqlalchemy import ColumnElement, DateTime, Interval, func
 
 
 def now() -> datetime:
@@ -32,7 +32,7 @@ def db_now() -> ColumnElement[datetime]:
 
 def db_seconds(seconds: float | ColumnElement[Any]) -> ColumnElement[timedelta]:
     """Return a number of seconds, given or of a column, as an interval."""
-    return cast(literal("1 second"), Interval) * seconds
+    return func.make_interval(0, 0, 0, 0, 0, 0, seconds, type_=Interval())
 
 
 def db_after(seconds: float | ColumnElement[Any]) -> ColumnElement[datetime]:
