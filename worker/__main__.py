@@ -1,0 +1,99 @@
+"""`python -m worker`: one agent process for one group: the loop, the heartbeat, the doorbells, the signals.
+
+The main thread only waits for signals; the first SIGTERM or SIGINT drains, the second one gives the current
+job back at once. It ends with status 0 after a drain, and with 1 when the agent could not start or go on.
+"""
+
+import argparse
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+import structlog
+
+from farm.errors import FarmError
+from farm.profiles import load_profiles
+from farm.settings import Settings, environment, load_settings
+from farm.telemetry import configure_logging
+from worker.agent import Agent, AgentConfig, AgentError
+from worker.consumer import DoorbellConsumer
+from worker.devices import DeviceError, parse_devices
+from worker.engine_api import ENGINES
+
+log = structlog.get_logger(__name__)
+
+ENDED, DRAINING = 0, -1  # no signal has these numbers
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run an agent until it is drained; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m worker", description="serve one profile on one group")
+    parser.add_argument("--profile", help="row of profiles.yaml (default: FARM_WORKER__PROFILE)")
+    parser.add_argument("--devices", help="such as 0,1,2,3 (default: FARM_WORKER__DEVICES)")
+    parser.add_argument("--engine", choices=sorted(ENGINES), default="magi2", help="others are for tests")
+    options = parser.parse_args(argv)
+    try:
+        settings = load_settings()
+        configure_logging(settings, service="worker")
+        return _serve(settings, _config(settings, options))
+    except (FarmError, DeviceError, AgentError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+
+
+def _config(settings: Settings, options: argparse.Namespace) -> AgentConfig:
+    profiles = load_profiles(settings.profiles_file)
+    name = options.profile or settings.worker.profile
+    if name is None:
+        known = ", ".join(sorted(profiles.by_name))
+        raise DeviceError(f"which profile? Give --profile or FARM_WORKER__PROFILE: one of {known}")
+    devices = tuple(settings.worker.devices) if options.devices is None else parse_devices(options.devices)
+    return AgentConfig(
+        profile=profiles.get(name),
+        profiles=profiles,
+        devices=devices,
+        engine=options.engine,
+        environment=environment(),
+    )
+
+
+def _serve(settings: Settings, config: AgentConfig) -> int:
+    # A SimpleQueue may be filled by a signal handler that interrupts its reader; a lock or an event may not.
+    news: queue.SimpleQueue[int] = queue.SimpleQueue()
+    agent = Agent(settings, config, on_drain=lambda: news.put(DRAINING))
+    failures: list[BaseException] = []
+    loop = threading.Thread(target=_run_loop, args=(agent, failures, news), name="agent-loop")
+    consumer = DoorbellConsumer(
+        settings, config.profile.name, agent.group_id, ring=agent.ring, on_shutdown=agent.drain
+    )
+    consumer.start()
+    for wanted in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(wanted, lambda received, _: news.put(received))
+    loop.start()
+    while (number := news.get()) != ENDED:
+        if number == DRAINING:
+            consumer.stop()
+        else:
+            log.info("signal", signal=signal.Signals(number).name)
+            agent.drain(now=agent.is_leaving)
+    loop.join()
+    consumer.stop()
+    if failures:
+        sys.stderr.write(f"{failures[0]}\n")
+        return 1
+    return 0
+
+
+def _run_loop(agent: Agent, failures: list[BaseException], news: "queue.SimpleQueue[int]") -> None:
+    try:
+        agent.run_forever()
+    except AgentError as error:
+        failures.append(error)
+    finally:
+        news.put(ENDED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,388 @@
+"""The agent: one loop in one thread that takes a job, has its group render it, and finishes it.
+
+`ring` and the poll wake the loop; `drain` ends it. The loop's thread starts the ranks, so it must live as
+long as the process. Everything here works without Celery, and nothing here imports torch: `run_job` is the
+path of a job from its claim to its last transaction.
+"""
+
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+from structlog.contextvars import bound_contextvars
+
+from farm import groups
+from farm.clock import monotonic_s
+from farm.db.session import make_engine, unit_of_work
+from farm.groups import Group
+from farm.ids import new_id
+from farm.jobs.claim import claim
+from farm.jobs.job import Claimed
+from farm.jobs.policy import Failure, FailureKind
+from farm.profiles import Profile, Profiles
+from farm.progress import ProgressPublisher
+from farm.settings import Settings
+from farm.storage import ObjectStore
+from magi2.contract import CONTRACT_VERSION, GenerationRequest
+from worker import outputs
+from worker.attempt import (
+    Attempt,
+    AttemptFailedError,
+    CanceledError,
+    LeaseLostError,
+    PreemptedError,
+    Stopwatch,
+    Tools,
+    plain,
+)
+from worker.devices import check_deterministic, check_devices
+from worker.engine_api import RenderRequest, RenderResult
+from worker.group import GpuGroup, GroupCrashError, GroupSpec, GroupStuckError, GroupTimes
+from worker.group_folder import take_folder
+from worker.heartbeat import Heartbeat, Lease
+from worker.restarts import RestartPolicy
+
+log = structlog.get_logger(__name__)
+
+POLL_S = 5.0
+POLL_JITTER = 0.2
+REGISTER_RETRY_S = 2.0
+CONTRACT_VERSIONS = (CONTRACT_VERSION,)
+
+
+class AgentError(Exception):
+    """The agent cannot go on; the message says why."""
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """What an agent serves, with what, and how patient it is."""
+
+    profile: Profile
+    profiles: Profiles
+    devices: tuple[int, ...]
+    engine: str
+    environment: Mapping[str, str]
+    times: GroupTimes = field(default_factory=GroupTimes)
+    poll_s: float = POLL_S
+    restart_pauses_s: tuple[float, ...] = RestartPolicy.pauses_s
+
+
+class Agent:
+    """One group of one profile, from registration to the last job."""
+
+    def __init__(
+        self, settings: Settings, config: AgentConfig, *, on_drain: Callable[[], None] = lambda: None
+    ) -> None:
+        """Check that profile, devices and environment fit, and take the group's folder.
+
+        Raises:
+            DeviceError: They do not fit, or another agent holds a device.
+        """
+        check_devices(config.profile.name, config.profile.devices, config.devices)
+        check_deterministic(config.environment, deterministic=config.profile.deterministic)
+        self._settings = settings
+        self._config = config
+        self._on_drain = on_drain
+        self._folder = take_folder(settings.state_dir, config.profile.name, config.devices)
+        self.group = GpuGroup(_group_spec(config, self._folder.log_dir), config.times)
+        self._restarts = RestartPolicy(pauses_s=config.restart_pauses_s)
+        self._database = make_engine(settings, application="agent", pool_size=2)
+        self._row = Group(
+            id=self._folder.group_id,
+            host=socket.gethostname(),
+            profile=config.profile.name,
+            devices=",".join(str(device) for device in config.devices),
+            boot_id=new_id("boot"),
+        )
+        self._heartbeat = Heartbeat(
+            make_engine(settings, application="agent", pool_size=1),
+            self._row,
+            interval_s=settings.worker.heartbeat_s,
+            rules=settings.rules(),
+            stall=self.group.stall,
+            on_wanted=self._on_wanted,
+        )
+        self._wake = threading.Event()
+        self._leave = threading.Event()
+        self._leave_now = threading.Event()
+        self._leaving_at: float | None = None
+        self._is_paused = False
+        self._is_busy = False
+        self._was_started = False
+        self._tools = self._make_tools()
+
+    @property
+    def group_id(self) -> str:
+        """Id of the group, the same over restarts of the agent."""
+        return self._row.id
+
+    @property
+    def is_leaving(self) -> bool:
+        """Tell whether a drain has begun."""
+        return self._leave.is_set()
+
+    def ring(self, job_id: str, profile: str) -> None:
+        """Wake the loop; called by the task, from any thread, and returns at once."""
+        log.debug("doorbell", job_id=job_id, profile=profile)
+        self._wake.set()
+
+    def drain(self, *, now: bool = False) -> None:
+        """Stop claiming; finish the current job within the grace, or give it back at once."""
+        if self._leaving_at is None:
+            log.info("drain", group=self.group_id)
+            self._leaving_at = monotonic_s()
+            self._leave.set()
+            self._show()
+            self._on_drain()
+        if now:
+            self._leave_now.set()
+        self._wake.set()
+
+    def run_forever(self) -> None:
+        """Serve until drained; this thread starts the ranks and must live as long as the process.
+
+        Raises:
+            AgentError: The engine refuses to load, or a thread of the agent died.
+        """
+        self._settle_in()
+        try:
+            while not self.is_leaving:
+                self._turn()
+        finally:
+            self._move_out()
+
+    def run_job(self, claimed: Claimed, lease: Lease) -> None:
+        """Take one claimed job to the end of this attempt."""
+        folder = self._folder.work_dir / f"{claimed.job.id}.e{claimed.epoch}"
+        attempt = Attempt(claimed, lease, folder, self._tools)
+        with self._working_on(attempt):
+            request = attempt.fetch_input()
+            rendered = self._render(attempt, request)
+            output = outputs.check_output(attempt, rendered)
+            result = outputs.upload(attempt, output, self.group.fingerprint)
+            outputs.succeed(attempt, result)
+
+    @contextmanager
+    def _working_on(self, attempt: Attempt) -> Iterator[None]:
+        """Keep the lease and the folder of an attempt, and record its end whatever happens in it."""
+        job = attempt.claimed.job
+        self._is_busy = True
+        self._show()
+        self._heartbeat.hold(attempt.lease)
+        with bound_contextvars(job_id=job.id, epoch=job.epoch, group=self.group_id):
+            log.info("job_claimed", profile=job.profile)
+            try:
+                attempt.open()
+                yield
+                log.info("job_succeeded", timings=attempt.timings)
+            except Exception as error:  # noqa: BLE001 - the edge of a job: one defect must not end the agent
+                self._end_early(attempt, error)
+            finally:
+                self._heartbeat.hold(None)
+                self._tools.publisher.clear(job.id)
+                attempt.close()
+        self._is_busy = False
+        self._show()
+
+    def _render(self, attempt: Attempt, request: RenderRequest) -> RenderResult:
+        """Have the ranks render, and turn whatever is no clip into the way in which the attempt ends."""
+        with Stopwatch(attempt, "render"):
+            outcomes = self.group.run(
+                [request], attempt.token, on_progress=attempt.take, stop=attempt.stop_order
+            )
+        if self.group.is_ready:
+            self._restarts.finished_run()
+        return attempt.accept(outcomes[request.request_id])
+
+    def _end_early(self, attempt: Attempt, error: Exception) -> None:
+        """Record an end without a result, if the job is still ours."""
+        try:
+            match error:
+                case LeaseLostError():
+                    log.warning("lease_lost", err=str(error))
+                case CanceledError():
+                    attempt.finish_cancel()
+                case PreemptedError():
+                    attempt.give_back()
+                case AttemptFailedError():
+                    attempt.fail(error.failure)
+                case GroupCrashError() | GroupStuckError():
+                    log.error("group_crashed", err=str(error))
+                    self._restarts.is_sick |= isinstance(error, GroupStuckError)
+                    evidence = getattr(error, "evidence", {})
+                    attempt.fail(Failure(FailureKind.CRASH, detail=plain({"error": str(error), **evidence})))
+                case _:
+                    log.error("attempt_broke", exc_info=error)
+                    attempt.fail(Failure(FailureKind.INTERNAL, detail=plain({"error": repr(error)})))
+        except (LeaseLostError, SQLAlchemyError) as late:
+            log.warning("end_not_recorded", err=str(late) or type(late).__name__)
+
+    def _turn(self) -> None:
+        """Do one thing: wait, start the ranks, or take a job to its end."""
+        if not self._heartbeat.is_alive:
+            raise AgentError("the heartbeat thread has died; see the log")
+        if self._is_paused or self._restarts.is_sick:
+            self._sleep()
+            return
+        if not self._ensure_ranks():
+            return
+        held = self._claim()
+        if held is None:
+            self._sleep()
+        else:
+            self.run_job(*held)
+
+    def _ensure_ranks(self) -> bool:
+        """Start the ranks unless they are loaded and answer; False if they are not there yet."""
+        if self.group.is_ready and self.group.answers():
+            return True
+        if self._was_started and not self._pause_before_restart():
+            return False
+        self._was_started = True
+        self._show()
+        try:
+            is_loaded = self.group.start(give_up=lambda: self.is_leaving, on_started=self._folder.record)
+        except GroupCrashError as crash:
+            log.error("ranks_not_loaded", err=str(crash), tail=crash.evidence.get("log"))
+            if crash.evidence.get("refused"):
+                raise AgentError(f"the engine refuses to load: {crash}") from crash
+            return False
+        except GroupStuckError as error:
+            log.error("ranks_stuck", err=str(error))
+            self._restarts.is_sick = True
+            is_loaded = False
+        self._show()
+        return is_loaded
+
+    def _pause_before_restart(self) -> bool:
+        """Wait as the policy says; False if the group is sick by now, or leaves."""
+        pause_s = self._restarts.failed()
+        self._show()
+        if pause_s is None:
+            log.error("group_sick", group=self.group_id, alarm=True)
+            return False
+        log.warning("ranks_restart", group=self.group_id, pause_s=pause_s)
+        return not self._leave.wait(pause_s)
+
+    def _claim(self) -> tuple[Claimed, Lease] | None:
+        sent_at = monotonic_s()
+        try:
+            with unit_of_work(self._database) as conn:
+                claimed = claim(
+                    conn,
+                    self.group_id,
+                    self._config.profile.name,
+                    self._row.boot_id,
+                    CONTRACT_VERSIONS,
+                    rules=self._settings.rules(),
+                )
+        except SQLAlchemyError as error:
+            log.warning("claim_failed", err=type(error).__name__)
+            return None
+        return None if claimed is None else (claimed, Lease(claimed, sent_at))
+
+    def _sleep(self) -> None:
+        """Wait for a ring or for the next poll; the jitter keeps agents apart."""
+        jitter = random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)  # noqa: S311 - spreads polls
+        self._wake.wait(self._config.poll_s * jitter)
+        self._wake.clear()
+
+    def _settle_in(self) -> None:
+        """Clear up after a predecessor, write the group's row, and start the heartbeat."""
+        killed = self._folder.tidy()
+        if killed:
+            log.warning("orphans_killed", pids=killed)
+        while not self.is_leaving:
+            try:
+                with unit_of_work(self._database) as conn:
+                    groups.register(conn, self._row)
+                break
+            except SQLAlchemyError as error:
+                log.warning("not_registered", err=type(error).__name__)
+                self._leave.wait(REGISTER_RETRY_S)
+        self._heartbeat.start()
+
+    def _move_out(self) -> None:
+        """Free the devices and say goodbye."""
+        try:
+            self.group.close()
+        except GroupStuckError as error:
+            log.error("ranks_stuck", err=str(error))
+        self._heartbeat.stop("gone")
+        self._tools.publisher.close()
+        self._database.dispose()
+        self._folder.record([])
+        self._folder.release()
+        log.info("agent_left", group=self.group_id)
+
+    def _show(self) -> None:
+        """Tell the group's row what the agent is doing."""
+        fingerprint = self.group.fingerprint or None
+        if self._restarts.is_sick:
+            state = "sick"
+        elif self.is_leaving:
+            state = "draining"
+        elif not self.group.is_ready:
+            state = "booting"
+        elif self._is_busy:
+            state = "busy"
+        else:
+            state = "paused" if self._is_paused else "ready"
+        self._heartbeat.show(state, fingerprint)
+
+    def _on_wanted(self, wanted: str | None) -> None:
+        """Obey an operator; called by the heartbeat with every answer."""
+        if wanted == "gone":
+            log.error("group_taken_over", group=self.group_id)
+            self.drain(now=True)
+        elif wanted == "draining":
+            self.drain()
+        elif self._is_paused != (wanted == "paused"):
+            self._is_paused = wanted == "paused"
+            self._show()
+            self._wake.set()
+
+    def _must_leave(self) -> bool:
+        """Tell whether the current job must be given back now."""
+        if self._leave_now.is_set():
+            return True
+        grace_s = self._settings.worker.drain_grace_s
+        return self._leaving_at is not None and monotonic_s() - self._leaving_at >= grace_s
+
+    def _roomier(self, request: GenerationRequest) -> str | None:
+        """Find a live profile that needs less device memory than ours."""
+        with unit_of_work(self._database) as conn:
+            live = groups.live_profiles(conn)
+        return self._config.profiles.roomier(self._config.profile.name, live, request)
+
+    def _make_tools(self) -> Tools:
+        return Tools(
+            database=self._database,
+            store=ObjectStore(self._settings),
+            publisher=ProgressPublisher(self._settings.redis_url),
+            rules=self._settings.rules(),
+            limits=self._config.profile.limits(),
+            roomier=self._roomier,
+            must_leave=self._must_leave,
+            pause=self._leave_now.wait,
+        )
+
+
+def _group_spec(config: AgentConfig, log_dir: Path) -> GroupSpec:
+    return GroupSpec(
+        profile=config.profile.name,
+        engine=config.engine,
+        devices=config.devices,
+        world=max(1, config.profile.devices),
+        ckpt_root=config.environment.get("MAGI2_CKPT_ROOT"),
+        deterministic=config.profile.deterministic,
+        environment=config.environment,
+        log_dir=log_dir,
+    )

@@ -1,0 +1,71 @@
+"""The Celery side of an agent: a consumer in a thread of its own that turns messages into rings.
+
+It waits for the broker for ever and is started again if it breaks; work is found without it, by polling. It
+installs no signal handlers: the agent owns SIGTERM and SIGINT. Told by Celery's own tools to shut down, it
+asks the agent to drain.
+"""
+
+import threading
+from collections.abc import Callable
+
+import structlog
+from celery import Celery
+from celery.worker import WorkController, state
+
+from farm.doorbell import Ring, make_celery, queue_of
+from farm.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+RESTART_PAUSE_S = 5.0
+STOP_TIMEOUT_S = 5.0
+
+
+class DoorbellConsumer:
+    """Listens for doorbells of one profile."""
+
+    def __init__(
+        self, settings: Settings, profile: str, group_id: str, *, ring: Ring, on_shutdown: Callable[[], None]
+    ) -> None:
+        """Prepare the app; nothing is contacted yet."""
+        self._profile = profile
+        self._name = f"{profile}.{group_id}"
+        self._on_shutdown = on_shutdown
+        self._app: Celery = make_celery(settings, ring=ring)
+        self._stopping = threading.Event()
+        self._worker: WorkController | None = None
+        self._thread = threading.Thread(target=self._consume_forever, name="doorbells", daemon=True)
+
+    def start(self) -> None:
+        """Start listening; returns at once, whether the broker is there or not."""
+        state.should_stop = None  # Celery keeps it for the whole process
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening; a broker that hangs is not waited for longer than a moment."""
+        self._stopping.set()
+        state.should_stop = 0  # Celery's own flag: leave at the next turn, with this exit status
+        self._thread.join(STOP_TIMEOUT_S)
+        self._app.close()
+
+    def _consume_forever(self) -> None:
+        while not self._stopping.is_set():
+            self._consume()
+            if self._stopping.is_set():
+                return
+            if state.should_stop is not None and state.should_stop is not False:
+                log.info("shutdown_by_remote_control")
+                self._on_shutdown()
+                return
+            log.warning("consumer_ended", pause_s=RESTART_PAUSE_S)
+            self._stopping.wait(RESTART_PAUSE_S)
+
+    def _consume(self) -> None:
+        worker = self._app.WorkController(
+            hostname=self._name,
+            queues=[queue_of(self._profile)],
+            without_gossip=True,
+            without_mingle=True,
+            without_heartbeat=True,
+        )
+        worker.start()
