@@ -62,6 +62,7 @@ def _options(application: str, pool_size: int) -> dict[str, Any]:
         "pool_size": pool_size,
         "max_overflow": pool_size,
         "pool_timeout": CONNECT_TIMEOUT_S,
+        "hide_parameters": True,  # prompts are parameters, and errors are logged
         "pool_pre_ping": True,  # a restarted server must not fail the first request of every connection
         "connect_args": {
             "application_name": f"magi2-{application}",

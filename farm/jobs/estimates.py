@@ -66,7 +66,7 @@ def eta_s(conn: Connection, wanted: Job) -> float | None:
 def measure_pace(conn: Connection, profile: str, tier: str) -> Pace | None:
     """Return what the last clips of this profile and tier took; None before the first."""
     whole_s = extract("epoch", job_attempt.c.ended_at - job_attempt.c.started_at).cast(Float)
-    denoise_s = func.coalesce(job_attempt.c.timings["denoise"].as_float(), whole_s)
+    denoise_s = func.coalesce(job.c.result["stage_durations"]["denoise"].as_float(), whole_s)
     query = (
         select(job.c.steps, whole_s, denoise_s)
         .join(job_attempt, (job_attempt.c.job_id == job.c.id) & (job_attempt.c.epoch == job.c.epoch))

@@ -97,17 +97,6 @@ def assets_by_job(conn: Connection, account_id: str, job_ids: Sequence[str], kin
     return {row["job_id"]: Asset(**row) for row in rows}
 
 
-def public_asset(conn: Connection, job_id: str, kind: str) -> Asset | None:
-    """Return an object that is still there, of a job that was not deleted; for whoever acts for its owner."""
-    found = (
-        select(asset)
-        .join(job, job.c.id == asset.c.job_id)
-        .where(job.c.id == job_id, job.c.deleted_at.is_(None))
-        .where(asset.c.kind == kind, asset.c.deleted_at.is_(None))
-    )
-    return _asset_or_none(conn, found)
-
-
 def get_input(conn: Connection, wanted: Job) -> Asset | None:
     """Return the input image of a job, if it has one."""
     return _asset_or_none(conn, select(asset).where(asset.c.id == wanted.input_asset_id))
