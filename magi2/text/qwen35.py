@@ -8,6 +8,7 @@ time without padding. It stays on the device it was put on; whoever stages it mo
 
 import hashlib
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from magi2.errors import CheckpointError
 from magi2.text.negative import NEGATIVE_PROMPT
+from magi2.text.scan import FixedOrderScan
 from magi2.text.tokenizer import Offsets, PromptTokenizer, figure_tokens
 
 NUM_UNUSED_LAYERS = 2
@@ -84,7 +86,8 @@ class TextEncoder:
         """
         tokens = self.tokenizer.tokenize_prompt(text)
         ids = torch.tensor([tokens.ids], device=self.device)
-        output = self.module(input_ids=ids, use_cache=False)
+        with FixedOrderScan() if torch.are_deterministic_algorithms_enabled() else nullcontext():
+            output = self.module(input_ids=ids, use_cache=False)
         return TextFeatures(output.last_hidden_state, tokens.ids, tokens.offsets)
 
     def encode_negative(self) -> TextFeatures:

@@ -6,6 +6,7 @@ files. Of `cfg.safetensors` only the setting `released`, of `text.json` neither 
 `test_packing`.
 """
 
+import ast
 import hashlib
 import json
 import re
@@ -231,14 +232,20 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 def test_text_beyond_the_reference_cap_has_the_recorded_length_and_figure(truncated: Case) -> None:
-    rule = re.fullmatch(r"'([^']*)' \* (\d+) \+ '([^']*)'", truncated.value["prompt_rule"])
-    assert rule is not None
-    text = rule[1] * int(rule[2]) + rule[3]
+    text = text_of_rule(ast.parse(truncated.value["prompt_rule"], mode="eval").body)
     tokens = encoder(truncated.path.parent / ENCODER, torch.bfloat16).tokenizer.tokenize(text)
     assert len(tokens.ids) == truncated.value["untruncated"]
     kept = tokens.offsets[:REFERENCE_TOKEN_CAP]
     assert len(kept) == truncated.value["kept"]
     assert figure_tokens(kept, text) == truncated.value["figure_token_indices"]
+
+
+def text_of_rule(node: ast.expr) -> Any:
+    """Work out sums and repetitions of quoted texts, such as 'snow ' * 7005 + '<Figure 1>'."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+        left, right = text_of_rule(node.left), text_of_rule(node.right)
+        return left + right if isinstance(node.op, ast.Add) else left * right
+    return ast.literal_eval(node)
 
 
 def test_schedule_equals_the_recorded(run: Run) -> None:
