@@ -7,7 +7,9 @@ from farm.commands.exits import CommandError, Exit
 from farm.embedded.state import Access, StateDirectory
 from farm.settings import environment
 
-DEFAULT_STATE = Path(".state")
+ROOT = Path(__file__).resolve().parents[2]
+# In the clone, wherever one stands; where the package was installed without one, in the current folder.
+DEFAULT_STATE = (ROOT if (ROOT / "magi2-farm").is_file() else Path()) / ".state"
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +19,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def state_path() -> Path:
-    """Return the state folder of embedded mode: FARM_STATE_DIR, or `.state` here."""
+    """Return the state folder of embedded mode: FARM_STATE_DIR, or `.state` in the clone."""
     return Path(environment().get("FARM_STATE_DIR") or DEFAULT_STATE)
 
 

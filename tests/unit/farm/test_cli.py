@@ -13,9 +13,9 @@ from farm.embedded.state import Access, StateDirectory
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in an empty folder, where neither `.env` nor `.state` is."""
+    """Work in an empty folder, where neither `.env` nor a state folder is."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FARM_STATE_DIR", raising=False)
+    monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / ".state"))
     return tmp_path
 
 
