@@ -1,9 +1,8 @@
 """What the checkpoint files of the three auxiliary networks hold: tensor names and shapes, from their sizes.
 
 Covers `vae/Wan2.2_VAE.pth`, `turbo_vae/checkpoint.ckpt` and the decoder inside
-`stable-audio-open-1.0/model.safetensors`, in the files' own names. The tiny checkpoint is drawn from these
-lists and `verify-checkpoint` compares real files with them. Reads no file, imports no torch and builds no
-module; loading is the work of `magi2.vae`.
+`stable-audio-open-1.0/model.safetensors`, in the files' own names; the tiny checkpoint is drawn from these
+lists. Reads no file, imports no torch and builds no module; loading and checking is the work of `magi2.vae`.
 """
 
 from collections.abc import Mapping, Sequence

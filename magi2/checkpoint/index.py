@@ -97,8 +97,9 @@ def scan_folder(folder: Path) -> Contents:
         weight_map, problems = _read_weight_map(folder)
         contents = scan_files(folder / shard for shard in sorted(set(weight_map.values())))
         problems += contents.problems
+        readable = {entry.path for entry in contents.tensors.values()}
         for name, shard in sorted(weight_map.items()):
-            if name not in contents.tensors and (folder / shard).is_file():
+            if name not in contents.tensors and folder / shard in readable:
                 problems.append(f"{folder / INDEX_NAME} places {name} in {shard}, which lacks it")
         return Contents(contents.tensors, problems)
     if (folder / SINGLE_NAME).is_file():

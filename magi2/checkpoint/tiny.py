@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from magi2.checkpoint.index import INDEX_NAME, PREVIEW, TEXT_ENCODER, write_model_config
+from magi2.checkpoint.keys import expected_tensors
 from magi2.checkpoint.tiny_text import write_text_encoder
 from magi2.checkpoint.tiny_vae import write_audio_decoder, write_image_vae, write_turbo_vae
 from magi2.config import NUM_MODALITIES, ModelConfig
-from magi2.model.transformer import Magi2Transformer
 from magi2.packing import TEXT
 
 DEFAULT_SEED = 20260801
@@ -36,8 +37,9 @@ def write_tiny_checkpoint(directory: Path, *, seed: int = DEFAULT_SEED) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise FileExistsError(f"{directory} is not an empty folder; name another, or delete it first")
     config = ModelConfig.tiny()
-    write_transformer(directory / "preview", config, seed=seed)
-    write_text_encoder(directory / "text_encoder", width=config.text_in_channels, seed=seed + 1)
+    write_model_config(directory, config)
+    write_transformer(directory / PREVIEW, config, seed=seed)
+    write_text_encoder(directory / TEXT_ENCODER, width=config.text_in_channels, seed=seed + 1)
     write_image_vae(directory / "vae", seed=seed + 2)
     write_turbo_vae(directory / "turbo_vae", seed=seed + 3)
     write_audio_decoder(directory / "stable-audio-open-1.0", seed=seed + 4)
@@ -47,10 +49,8 @@ def write_tiny_checkpoint(directory: Path, *, seed: int = DEFAULT_SEED) -> None:
 
 
 def write_transformer(directory: Path, config: ModelConfig, *, seed: int) -> None:
-    """Write `preview/`: shards, their index, and the `config.json` that a released folder does not need."""
+    """Write the transformer's shards and their index."""
     directory.mkdir(parents=True, exist_ok=True)
-    arch = {"arch_config": config.to_arch_config(), "time_channel_dim": config.time_channel_dim}
-    _write_json(directory / "config.json", arch)
     weights = draw_transformer(config, seed=seed)
     names = sorted(weights)
     size = math.ceil(len(names) / NUM_SHARDS)
@@ -62,22 +62,20 @@ def write_transformer(directory: Path, config: ModelConfig, *, seed: int) -> Non
         weight_map |= dict.fromkeys(own, file_name)
     total = sum(weight.numel() * weight.element_size() for weight in weights.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    _write_json(directory / "model.safetensors.index.json", index)
+    (directory / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def draw_transformer(config: ModelConfig, *, seed: int) -> dict[str, Tensor]:
     """Draw every tensor of the transformer, in its released dtype."""
-    with torch.device("meta"):
-        expected = Magi2Transformer(config).state_dict()
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: _draw(name, tensor, config, generator).to(tensor.dtype).contiguous()
-        for name, tensor in sorted(expected.items())
+        name: _draw(name, need.shape, config, generator).to(need.dtype).contiguous()
+        for name, need in sorted(expected_tensors(config).items())
     }
 
 
-def _draw(name: str, like: Tensor, config: ModelConfig, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(like.shape, generator=generator)
+def _draw(name: str, shape: tuple[int, ...], config: ModelConfig, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(shape, generator=generator)
     part = name.removesuffix(".weight").split(".")[-1]
     if part == "bands":
         return 10_000.0 ** (-torch.arange(config.num_bands) / config.num_bands)
@@ -91,7 +89,7 @@ def _draw(name: str, like: Tensor, config: ModelConfig, generator: torch.Generat
         return 0.3 * noise
     # The routes of a token are scaled up, as released.
     gain = 1 / config.moe.route_scale if part == "W_down" else 1.0
-    return noise * gain / math.sqrt(like.shape[1])
+    return noise * gain / math.sqrt(shape[1])
 
 
 def _draw_mixing(part: str, noise: Tensor) -> Tensor:
@@ -118,7 +116,3 @@ def _draw_router_bias(part: str, noise: Tensor, config: ModelConfig) -> Tensor:
     if part.endswith("_ema"):  # the one that counts
         bias[:, -NUM_IDLE_EXPERTS:] = _NEVER
     return bias.flatten()
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
