@@ -1,0 +1,45 @@
+"""`python -m api`: serves until SIGTERM or SIGINT, then answers what is in flight and exits 0."""
+
+import sys
+
+import uvicorn
+
+from api.app import create_app
+from farm.errors import SettingsError
+from farm.settings import load_settings
+from farm.telemetry import configure_logging
+
+# Requests that wait (long polls) answer at the first signal; this bounds uploads and downloads.
+SHUTDOWN_GRACE_S = 8
+KEEP_ALIVE_S = 75
+
+
+def main() -> int:
+    """Run one api process."""
+    try:
+        settings = load_settings()
+        configure_logging(settings, service="api")
+        app = create_app(settings)
+    except SettingsError as exc:
+        sys.stderr.write(f"api: {exc.message}\n")
+        return 2
+    config = uvicorn.Config(
+        app,
+        host=settings.api_host,
+        port=settings.api_port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies,
+    )
+    server = uvicorn.Server(config)
+    app.state.services.is_stopping = lambda: server.should_exit
+    server.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

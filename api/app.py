@@ -1,0 +1,72 @@
+"""Builds the HTTP application. Importing it starts nothing and never reaches torch.
+
+Layers from the outside: CORS (only where origins are allowed), HEAD, request id and errors, routes.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from api.auth import KeyCache
+from api.body import BodyRules
+from api.deps import make_services
+from api.head import HeadMiddleware
+from api.problems import REQUEST_ID_HEADER, install
+from api.readiness import ReadinessProbe
+from api.routes import content, health, models, videos
+from farm.settings import Settings
+from farm.webhooks.guard import Resolver
+
+DESCRIPTION = (
+    "Text and image to 10-second video with sound, as jobs. Errors: RFC 9457 with OpenAI's error object."
+)
+EXPOSED_HEADERS = (
+    REQUEST_ID_HEADER,
+    "ETag",
+    "Location",
+    "Retry-After",
+    "openai-poll-after-ms",
+    "Content-Range",
+)
+
+
+def create_app(
+    settings: Settings, *, body_rules: BodyRules | None = None, resolver: Resolver | None = None
+) -> FastAPI:
+    """Build the application; it contacts nothing before the first request.
+
+    Args:
+        settings: Must hold SECRET_KEY and KEY_PEPPER.
+        body_rules: Limits of request bodies, if others than the product's.
+        resolver: Looks hosts of webhooks up; the system's by default.
+    """
+    services = make_services(settings, body_rules=body_rules, resolver=resolver)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await services.close()
+
+    app = FastAPI(
+        title="MAGI-2 farm", version="1", description=DESCRIPTION, lifespan=lifespan, redirect_slashes=False
+    )
+    app.state.services = services
+    app.state.key_cache = KeyCache()
+    app.state.readiness = ReadinessProbe(services)
+    for module in (videos, content, models, health):
+        app.include_router(module.router)
+    install(app)
+    app.add_middleware(HeadMiddleware)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "X-Api-Key", REQUEST_ID_HEADER],
+            expose_headers=list(EXPOSED_HEADERS),
+        )
+    return app

@@ -1,0 +1,95 @@
+"""Who is calling, and may they: API keys in `Authorization: Bearer` or `X-Api-Key`, and scopes.
+
+A good key is remembered for five seconds, so a revoked one works at most that much longer; a bad one is never
+remembered. With `AUTH=none` (loopback only) every caller is one local account with all scopes.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from fastapi import Request
+
+from api.deps import Services, get_services
+from farm.accounts import SCOPES, Principal, authenticate, ensure_account, parse_key
+from farm.clock import monotonic_s
+from farm.errors import AuthenticationError, ScopeError
+
+CACHE_TTL_S = 5.0
+CACHE_ENTRIES = 1024
+LOCAL_ACCOUNT = "local"
+
+
+class KeyCache:
+    """The principals of the last few seconds, by a digest of key and address; oldest out first."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic_s) -> None:
+        """Start empty."""
+        self._clock = clock
+        self._entries: OrderedDict[bytes, tuple[float, Principal]] = OrderedDict()
+
+    def get(self, text: str, client_ip: str | None) -> Principal | None:
+        """Return who this is, if that is known and fresh."""
+        until, principal = self._entries.get(_digest(text, client_ip), (0.0, None))
+        return principal if until > self._clock() else None
+
+    def put(self, text: str, client_ip: str | None, principal: Principal) -> None:
+        """Remember a principal for a few seconds."""
+        self._entries[_digest(text, client_ip)] = (self._clock() + CACHE_TTL_S, principal)
+        while len(self._entries) > CACHE_ENTRIES:
+            self._entries.popitem(last=False)
+
+
+def _digest(text: str, client_ip: str | None) -> bytes:
+    return hashlib.sha256(f"{text} {client_ip}".encode()).digest()
+
+
+def requires(scope: str) -> Callable[[Request], Awaitable[Principal]]:
+    """Return a dependency that lets a caller through who has this scope.
+
+    Raises:
+        AuthenticationError, ScopeError, AddressError: From the dependency, before the body is read.
+    """
+
+    async def check(request: Request) -> Principal:
+        principal = await _principal_of(request, get_services(request))
+        if scope not in principal.scopes:
+            raise ScopeError(scope)
+        return principal
+
+    return check
+
+
+async def _principal_of(request: Request, services: Services) -> Principal:
+    cache: KeyCache = request.app.state.key_cache
+    client_ip = request.client.host if request.client else None
+    if services.settings.auth == "none":
+        return await _local_principal(cache, services)
+    text = _key_text(request)
+    if text is None or parse_key(text) is None:
+        raise AuthenticationError
+    known = cache.get(text, client_ip)
+    if known is not None:
+        return known
+    pepper = services.key_pepper
+    found = await services.read(lambda conn: authenticate(conn, text, pepper, client_ip=client_ip))
+    if found is None:
+        raise AuthenticationError
+    cache.put(text, client_ip, found)
+    return found
+
+
+async def _local_principal(cache: KeyCache, services: Services) -> Principal:
+    known = cache.get(LOCAL_ACCOUNT, None)
+    if known is None:
+        account_id = await services.read(ensure_account, LOCAL_ACCOUNT)
+        known = Principal(account_id=account_id, key_id=LOCAL_ACCOUNT, scopes=frozenset(SCOPES))
+        cache.put(LOCAL_ACCOUNT, None, known)
+    return known
+
+
+def _key_text(request: Request) -> str | None:
+    scheme, _, rest = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return rest.strip()
+    return request.headers.get("x-api-key")

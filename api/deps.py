@@ -1,0 +1,107 @@
+"""What the routes share: one `Services` object per process, and the small functions that reach into it.
+
+Everything here is cheap to build and contacts nothing until it is used, so a process starts while the
+database or the store is away; `/readyz` tells the difference.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Any, TypeVar
+
+import redis.asyncio
+from fastapi import Depends, Request
+from pydantic import SecretStr
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from api.body import BodyRules
+from farm.clock import now
+from farm.db.session import async_unit_of_work, make_async_engine
+from farm.profiles import Profiles, load_profiles
+from farm.settings import Settings
+from farm.storage import ObjectStore
+from farm.webhooks.guard import Policy, Resolver, system_resolver
+
+T = TypeVar("T")
+
+IMAGE_THREADS = 2
+RESOLVER_THREADS = 4
+REDIS_TIMEOUT_S = 1.0
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass
+class Services:
+    """The parts of one api process."""
+
+    settings: Settings
+    secret_key: SecretStr
+    key_pepper: SecretStr
+    engine: AsyncEngine
+    store: ObjectStore
+    profiles: Profiles
+    broker: redis.asyncio.Redis
+    guard: Policy
+    body_rules: BodyRules
+    resolver: Resolver
+    started_at: datetime = field(default_factory=now)
+    image_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(IMAGE_THREADS, "image"))
+    resolver_pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(RESOLVER_THREADS, "resolver")
+    )
+    # Set by the server: from its first stop signal on, waiting requests must answer at once.
+    is_stopping: Callable[[], bool] = _never
+
+    async def read(self, query: Callable[..., T], *arguments: Any) -> T:
+        """Run a function of the domain on a connection of its own, in one short transaction."""
+        async with async_unit_of_work(self.engine) as conn:
+            return await conn.run_sync(query, *arguments)
+
+    async def close(self) -> None:
+        """Give every connection and thread back."""
+        self.image_pool.shutdown(wait=False, cancel_futures=True)
+        self.resolver_pool.shutdown(wait=False, cancel_futures=True)
+        await self.broker.aclose()
+        await self.engine.dispose()
+
+
+def make_services(
+    settings: Settings, *, body_rules: BodyRules | None = None, resolver: Resolver | None = None
+) -> Services:
+    """Build the parts of a process from its settings.
+
+    Args:
+        settings: Must hold SECRET_KEY and KEY_PEPPER.
+        body_rules: Limits of request bodies, if others than the product's.
+        resolver: Looks hosts of webhooks up; the system's by default.
+    """
+    settings.require("secret_key", "key_pepper")
+    return Services(
+        settings=settings,
+        secret_key=settings.secret_key or SecretStr(""),
+        key_pepper=settings.key_pepper or SecretStr(""),
+        engine=make_async_engine(settings, application="api"),
+        store=ObjectStore(settings),
+        profiles=load_profiles(settings.profiles_file),
+        broker=redis.asyncio.Redis.from_url(
+            settings.redis_url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+        ),
+        guard=Policy.from_settings(
+            allow_http=settings.webhook.allow_http, allow_cidrs=settings.webhook.allow_cidrs
+        ),
+        body_rules=body_rules or BodyRules(),
+        resolver=resolver or system_resolver,
+    )
+
+
+def get_services(request: Request) -> Services:
+    """Return the parts of this process."""
+    services: Services = request.app.state.services
+    return services
+
+
+ServicesDep = Annotated[Services, Depends(get_services)]

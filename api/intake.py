@@ -1,0 +1,169 @@
+"""From the spelling of a submit to a `Submission` that may be queued, with every problem reported at once.
+
+Reads the database once (which profiles are live) and may ask a name server about a webhook's host; writes
+nothing. The image is decoded in a child process and lies in a temporary file until `store_input` has put it
+into the store.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from api.body import Body
+from api.deps import Services
+from api.members import DAY_S, Members, WebhookMember, read_members
+from api.problems import RefusedError
+from api.reference import Reference, take_reference
+from api.schemas import CreatedWebhook
+from farm.accounts import Principal
+from farm.errors import InvalidFieldError, ScopeError
+from farm.groups import live_profiles
+from farm.images import NormalisedImage
+from farm.jobs.job import NewAsset
+from farm.jobs.submit import JobWebhook, Submission
+from farm.profiles import Profile
+from farm.secretbox import seal
+from farm.storage import input_key
+from farm.webhooks.guard import UrlRefusedError, check_url
+from farm.webhooks.signing import new_secret
+from magi2.contract import GenerationRequest, Problem, Validated, validate
+
+PRIORITY_SCOPE = "videos:priority"
+# Looking a host up at registration is a courtesy; a slow name server must not hold a submit up.
+RESOLVE_TIMEOUT_S = 2.0
+PNG = "image/png"
+
+
+@dataclass
+class Intake:
+    """A checked request: what to queue, its image if any, and what only the answer to this request shows."""
+
+    submission: Submission
+    image: NormalisedImage | None
+    webhook: CreatedWebhook | None
+
+    def discard(self) -> None:
+        """Remove the temporary file."""
+        if self.image:
+            self.image.discard()
+
+
+async def take_request(services: Services, principal: Principal, body: Body) -> Intake:
+    """Check everything that can be checked before the queue; the caller discards the result.
+
+    Raises:
+        RefusedError: With all problems, in the order spelling, contract, image, the farm's own members.
+        ScopeError: The priority needs a scope that the key lacks.
+    """
+    retention = services.settings.retention
+    members, own_problems = read_members(
+        body.members,
+        default_retention_s=retention.default_days * DAY_S,
+        max_retention_s=retention.longest_days * DAY_S,
+    )
+    if members.priority > 0 and PRIORITY_SCOPE not in principal.scopes:
+        raise ScopeError(PRIORITY_SCOPE)
+    profile, profile_problems = await _resolve_profile(services, members)
+    webhook_problems = await _check_webhook(services, members.webhook)
+    reference = await take_reference(body, members.image_url, services.image_pool)
+    try:
+        checked = validate(members.contract, limits=profile.limits(), images=reference.facts)
+        farm_problems = [*own_problems, *profile_problems, *webhook_problems]
+        request = _accepted(checked, body.problems, reference, farm_problems)
+        webhook, created = _seal_webhook(services, members.webhook)
+    except BaseException:
+        reference.discard()
+        raise
+    submission = Submission(
+        account_id=principal.account_id,
+        request=request,
+        profile=profile.name,
+        exec_timeout_s=members.execution_timeout_s or profile.execution_timeout_s,
+        retention_s=members.retention_s,
+        requested_profile=members.profile,
+        priority=members.priority,
+        expires_in_s=members.expires_in_s,
+        max_attempts=members.max_attempts,
+        webhook=webhook,
+        metadata=members.metadata,
+        user_tag=members.user,
+        notices=checked.notices,
+    )
+    return Intake(submission, reference.image, created)
+
+
+async def store_input(services: Services, intake: Intake) -> Submission:
+    """Put the image into the store and name it in the submission; without an image there is nothing to do.
+
+    Raises:
+        StorageError: The store does not take it; nothing may be queued.
+    """
+    submission, image = intake.submission, intake.image
+    if image is None:
+        return submission
+    key = input_key(submission.account_id, image.sha256)
+    stored = await asyncio.to_thread(services.store.put, key, image.path, PNG)
+    asset = NewAsset(
+        kind="input",
+        key=key,
+        bytes=stored.bytes,
+        sha256=image.sha256,
+        media_type=PNG,
+        width=image.width,
+        height=image.height,
+    )
+    return replace(submission, input=asset)
+
+
+async def _resolve_profile(services: Services, members: Members) -> tuple[Profile, list[Problem]]:
+    """Return the profile that the request is for; for an unknown one, the default's limits check the rest."""
+    profiles = services.profiles
+    live = await services.read(live_profiles)
+    try:
+        profile = profiles.resolve(members.profile, live)
+    except InvalidFieldError as exc:
+        return profiles.resolve("auto", live), [Problem("profile", "invalid_field", exc.message)]
+    timeout_s, cap_s = members.execution_timeout_s, profile.execution_timeout_cap_s
+    if timeout_s is not None and timeout_s > cap_s:
+        text = f"execution_timeout_s is {timeout_s}; profile {profile.name} allows at most {cap_s}"
+        return profile, [Problem("execution_timeout_s", "invalid_field", text)]
+    return profile, []
+
+
+async def _check_webhook(services: Services, webhook: WebhookMember | None) -> list[Problem]:
+    if webhook is None or not webhook.url:
+        return []
+    loop = asyncio.get_running_loop()
+    check = loop.run_in_executor(
+        services.resolver_pool, check_url, webhook.url, services.guard, services.resolver
+    )
+    try:
+        await asyncio.wait_for(check, RESOLVE_TIMEOUT_S)
+    except UrlRefusedError as refused:
+        return [Problem("webhook.url", "invalid_field", f"webhook.url: {refused.message}")]
+    except TimeoutError:
+        return []  # the check of every delivery decides
+    return []
+
+
+def _accepted(
+    checked: Validated, spelling: list[Problem], reference: Reference, farm_problems: list[Problem]
+) -> GenerationRequest:
+    problems = [*spelling, *checked.problems, *reference.problems, *farm_problems]
+    if problems:
+        is_image_first = bool(reference.problems) and problems[0] is reference.problems[0]
+        first = ("image_too_large", 413) if is_image_first and reference.is_too_large else None
+        raise RefusedError(problems, first=first)
+    if checked.request is None:
+        raise RuntimeError("the contract returned neither a request nor a problem")
+    return checked.request
+
+
+def _seal_webhook(
+    services: Services, member: WebhookMember | None
+) -> tuple[JobWebhook | None, CreatedWebhook | None]:
+    if member is None:
+        return None, None
+    secret = member.secret or new_secret()
+    sealed = seal(services.secret_key, secret)
+    shown = CreatedWebhook(url=member.url, events=list(member.event_types), signing_secret=secret)
+    return JobWebhook(member.url, member.event_types, sealed), shown

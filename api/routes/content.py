@@ -1,0 +1,122 @@
+"""`GET /v1/videos/{id}/content`: a link to the object store, or the bytes through this process.
+
+The object is the one that the job's asset row names, so only the result of the epoch that won is ever given
+out. The name offered for download is made from the id. Links are secrets: they are not logged and not to be
+cached.
+"""
+
+import asyncio
+from typing import Annotated, Literal
+
+import structlog
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from sqlalchemy import Connection
+
+from api.auth import requires
+from api.deps import Services, ServicesDep
+from api.problems import problem_response
+from api.ranges import Span, UnsatisfiableRangeError, read_range, stream
+from api.routes.videos import PROBLEM, checked_id
+from farm.accounts import Principal
+from farm.clock import now
+from farm.errors import ContentExpiredError, FarmError, NotFinishedError, NotFoundError
+from farm.jobs.job import Asset, Job
+from farm.jobs.queries import assets_by_job, get_job
+from farm.jobs.states import State
+from farm.storage import ObjectBody, ObjectMissingError, content_disposition
+
+log = structlog.get_logger(__name__)
+router = APIRouter(prefix="/v1/videos", tags=["videos"])
+
+LINK_TTL_S = 3600
+Variant = Literal["video", "thumbnail", "metadata"]
+# Variant -> kind of asset, suffix of the file that is offered.
+_KINDS = {"video": ("video", ".mp4"), "thumbnail": ("thumb", ".jpg"), "metadata": ("meta", ".json")}
+
+
+@router.get(
+    "/{video_id}/content",
+    response_class=Response,
+    responses={200: {}, 206: {}, 302: {}, 416: {}, "4XX": PROBLEM},
+)
+async def get_content(
+    video_id: str,
+    request: Request,
+    services: ServicesDep,
+    principal: Annotated[Principal, Depends(requires("videos:read"))],
+    variant: Variant = "video",
+    *,
+    redirect: Annotated[bool, Query(description="False: stream through the api.")] = True,
+) -> Response:
+    """Return the finished clip, its thumbnail or its metadata."""
+    job, asset = await services.read(_finished_asset, principal.account_id, checked_id(video_id), variant)
+    filename = f"{job.id}{_KINDS[variant][1]}"
+    if redirect:
+        url = services.store.presign(asset.key, LINK_TTL_S, filename, asset.media_type)
+        return Response(status_code=302, headers={"Location": url, "Cache-Control": "no-store"})
+    return await _through_the_api(request, services, asset, filename)
+
+
+def _finished_asset(conn: Connection, account_id: str, job_id: str, variant: str) -> tuple[Job, Asset]:
+    """Return a finished job and one of its objects.
+
+    Raises:
+        NotFoundError, NotFinishedError, ContentExpiredError: As their names say.
+    """
+    job = get_job(conn, account_id, job_id)
+    if job.state is not State.SUCCEEDED:
+        raise NotFinishedError(job_id, job.state)
+    asset = assets_by_job(conn, account_id, [job_id], _KINDS[variant][0]).get(job_id)
+    if asset is None:
+        raise NotFoundError(f"the {variant} of {job_id}")
+    if asset.deleted_at is not None or (asset.expires_at is not None and asset.expires_at <= now()):
+        raise ContentExpiredError(job_id)
+    return job, asset
+
+
+async def _through_the_api(request: Request, services: Services, asset: Asset, filename: str) -> Response:
+    tag = f'"{asset.sha256}"'
+    headers = {
+        "ETag": tag,
+        "Accept-Ranges": "bytes",
+        "Content-Disposition": content_disposition(filename),
+        "Cache-Control": "private, no-cache",
+    }
+    known = {
+        entry.strip().removeprefix("W/") for entry in request.headers.get("if-none-match", "").split(",")
+    }
+    if tag in known or "*" in known:
+        return Response(status_code=304, headers=headers)
+    try:
+        span = _span_of(request, asset, tag)
+    except UnsatisfiableRangeError:
+        error = FarmError(
+            "range_not_satisfiable", 416, f"the content has {asset.bytes} bytes; ask within them"
+        )
+        whole = {"Content-Range": f"bytes */{asset.bytes}"}
+        return problem_response(error, request.scope["request_id"], whole)
+    headers["Content-Length"] = str(span.num_bytes if span else asset.bytes)
+    if span:
+        headers["Content-Range"] = f"bytes {span.start}-{span.end}/{asset.bytes}"
+    status = 206 if span else 200
+    if request.scope.get("is_head", False):
+        return Response(status_code=status, headers=headers, media_type=asset.media_type)
+    body = await _open(services, asset, span)
+    return StreamingResponse(stream(body), status_code=status, headers=headers, media_type=asset.media_type)
+
+
+def _span_of(request: Request, asset: Asset, tag: str) -> Span | None:
+    """Return the range to send; a client that holds another version (If-Range) gets the whole file."""
+    if request.headers.get("if-range", tag) != tag:
+        return None
+    return read_range(request.headers.get("range"), asset.bytes)
+
+
+async def _open(services: Services, asset: Asset, span: Span | None) -> ObjectBody:
+    start, end = (span.start, span.end) if span else (0, None)
+    try:
+        return await asyncio.to_thread(services.store.open_range, asset.key, start, end)
+    except ObjectMissingError as exc:
+        log.exception("object_missing", job_id=asset.job_id, kind=asset.kind)
+        raise ContentExpiredError(str(asset.job_id)) from exc
