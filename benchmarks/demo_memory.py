@@ -1,4 +1,4 @@
-"""Measure what one command needs: wall time and the highest sum of PSS over its process tree, servers included.
+"""Measure what one command needs: wall time and the highest sum of PSS over its process tree.
 
 `python benchmarks/demo_memory.py [--limit-gib 4] [-- COMMAND ...]` runs COMMAND (default: `./magi2-farm
 demo`), samples the tree four times a second and prints one JSON line; exit 1 where the command failed or the
