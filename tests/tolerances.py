@@ -42,3 +42,15 @@ SOLVER_FIXED_POINT = {"rtol": 0.0, "atol": 1e-5}
 # Resized frames are truncated to bytes: a last bit of the interpolation may move a value by one, rarely.
 RESIZED_FRAMES = 1
 RESIZED_FRAMES_EQUAL = 0.99
+
+# The image encoder: bit-equal but for the order of sums on another machine.
+WAN22_ENCODE = {"rtol": 0.0, "atol": 2e-5}
+# The video decoder in fp32; its own fp32 error against float64 is 5e-6.
+TURBO_FP32 = {"rtol": 0.0, "atol": 2e-5}
+# bf16 weights and activations against fp32 ones: kernels round differently from machine to machine.
+TURBO_BF16_MEAN = 1e-2
+TURBO_BF16_MAX = 2e-1
+# The audio decoder: its fp32 error against float64 is 5e-5, amplified by the Snake units' exponents.
+OOBLECK = {"rtol": 0.0, "atol": 3e-4}
+# Fourier resampling: two FFT libraries were within 2e-6.
+RESAMPLE = {"rtol": 0.0, "atol": 5e-6}
