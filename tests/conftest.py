@@ -1,4 +1,4 @@
-"""Hooks of every tier: the folder of a test is its marker, and a golden run may be pointed at another folder."""
+"""Hooks of every tier: the folder of a test is its marker, and a golden run may use another folder."""
 
 from pathlib import Path
 
