@@ -5,9 +5,12 @@ prefix of its own in the store. `farm_environment` is what a farm process starte
 `settings` is the same as an object. A missing server program fails the tests that need it.
 """
 
+import fcntl
 import os
 import secrets
 import shutil
+import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,12 +26,14 @@ from botocore.config import Config
 
 from farm.db import schema
 from farm.db.session import make_engine
+from farm.embedded.ports import free_ports
 from farm.embedded.postgres import PostgresServer
 from farm.embedded.seaweed import REGION, SeaweedServer
 from farm.embedded.servers import EmbeddedServers, ServerSecrets
 from farm.embedded.valkey import ValkeyServer
 from farm.settings import Settings, load_settings
 from farm.storage import ObjectStore
+from tests.state_guard import install_state_guard
 
 ROOT = Path(__file__).parents[2]
 BUCKET = "farm"
@@ -94,12 +99,14 @@ def seaweedfs(servers: EmbeddedServers) -> SeaweedServer:
 
 @pytest.fixture(scope="session")
 def template_database(postgres: PostgresServer) -> str:
-    """Make the database that every test's own is cloned from, by the real migrations."""
+    """Make the database that all tests clone: the real migrations, and the guard of states."""
     with psycopg.connect(postgres.url_of("postgres"), autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {TEMPLATE}")
     url = postgres.url_of(TEMPLATE).replace("postgresql://", "postgresql+psycopg://")
     engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
     schema.upgrade(engine)
+    with engine.begin() as conn:
+        install_state_guard(conn)
     return TEMPLATE
 
 
@@ -161,10 +168,28 @@ def farm_environment(database_url: str, redis_url: str, s3: S3Place, tmp_path: P
         "FARM_S3_BUCKET": s3.bucket,
         "FARM_S3_PREFIX": s3.prefix,
         "FARM_S3_REGION": s3.region,
+        "FARM_API_PORT": str(free_ports(1)[0]),
         "FARM_STATE_DIR": str(tmp_path / "state"),
         "FARM_SECRET_KEY": secrets.token_urlsafe(32),
         "FARM_KEY_PEPPER": secrets.token_urlsafe(32),
     }
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Make one tiny checkpoint for all test processes, by the command that users have."""
+    shared = (
+        tmp_path_factory.getbasetemp() if worker_id == "master" else tmp_path_factory.getbasetemp().parent
+    )
+    target = shared / "tiny-checkpoint"
+    with (shared / "tiny-checkpoint.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            unfinished = shared / "tiny-checkpoint.unfinished"
+            command = [sys.executable, "-m", "magi2", "tiny-checkpoint", str(unfinished)]
+            subprocess.run(command, cwd=ROOT, check=True)
+            unfinished.rename(target)
+    return target
 
 
 @pytest.fixture
