@@ -1,0 +1,106 @@
+"""What an operator runs: schema, keys, bucket, doctor; on real servers, in process."""
+
+import json
+
+import psycopg
+import pytest
+import redis
+
+from farm.accounts import authenticate
+from farm.cli import main
+from farm.commands.doctor import CHECKS
+from farm.db.session import make_engine, unit_of_work
+
+pytestmark = pytest.mark.usefixtures("settings")
+
+
+@pytest.fixture
+def empty_database(settings: Settings, new_database, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Point the settings at a database that was never migrated."""
+    del settings  # its variables are set first, and then changed here
+    url = new_database("template1")
+    monkeypatch.setenv("DATABASE_URL", url)
+    return url
+
+
+def test_migrate_brings_an_empty_database_to_the_newest_schema(
+    empty_database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["migrate", "check"]) == 1
+    assert main(["migrate"]) == 0
+    assert main(["migrate", "check"]) == 0
+    assert "not migrated" in capsys.readouterr().out
+    with psycopg.connect(empty_database) as connection:
+        assert connection.execute("SELECT count(*) FROM job").fetchone() == (0,)
+
+
+def test_created_key_opens_until_it_is_revoked(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["key", "create", "--account", "studio", "--name", "ci", "--scope", "videos:read"]) == 0
+    key = capsys.readouterr().out.strip()
+    engine = make_engine(settings, application="test")
+    with unit_of_work(engine) as conn:
+        assert authenticate(conn, key, settings.key_pepper).scopes == {"videos:read"}
+
+    assert main(["key", "list", "--account", "studio", "--json"]) == 0
+    shown = capsys.readouterr().out
+    [listed] = json.loads(shown)
+    assert (listed["name"], listed["revoked_at"]) == ("ci", None)
+    assert key not in shown
+
+    assert main(["key", "revoke", "--account", "studio", listed["id8"]]) == 0
+    with unit_of_work(engine) as conn:
+        assert authenticate(conn, key, settings.key_pepper) is None
+    assert main(["key", "revoke", "--account", "studio", listed["id8"]]) == 2
+    engine.dispose()
+
+
+def test_keys_of_another_account_are_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["key", "create", "--account", "studio"])
+    capsys.readouterr()
+    assert main(["key", "list", "--account", "other", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_bucket_check_finds_the_bucket() -> None:
+    assert main(["bucket", "init"]) == 0
+    assert main(["bucket", "check"]) == 0
+
+
+def test_bucket_that_is_missing_exits_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_S3_BUCKET", "no-such-bucket")
+    assert main(["bucket", "check"]) == 3
+
+
+def test_unreachable_database_exits_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://farm:hush@127.0.0.1:1/farm")
+    assert main(["key", "list"]) == 3
+    assert "hush" not in capsys.readouterr().err
+
+
+@pytest.mark.timeout(240)
+def test_doctor_finds_a_healthy_farm_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    findings = {finding["part"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert set(findings) == {"database", "broker", "object store", "clock", "encoder"}
+
+
+@pytest.mark.usefixtures("empty_database")
+def test_doctor_names_each_fault_and_its_remedy(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_S3_BUCKET", "no-such-bucket")
+    monkeypatch.setattr("farm.commands.doctor.CHECKS", CHECKS[:-1])
+    with redis.Redis.from_url(redis_url) as broker:
+        broker.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            assert main(["doctor", "--json"]) == 1
+        finally:
+            broker.config_set("maxmemory-policy", "noeviction")
+    fixes = {finding["part"]: finding["fix"] for finding in json.loads(capsys.readouterr().out)}
+    assert "magi2-farm migrate" in fixes["database"]
+    assert "noeviction" in fixes["broker"]
+    assert "bucket" in fixes["object store"]

@@ -1,0 +1,134 @@
+"""The shipped table of profiles, and what a broken one is told."""
+
+import pytest
+
+from farm.errors import InvalidFieldError, SettingsError
+from farm.profiles import load_profiles
+from farm.settings import SHIPPED_PROFILES
+from magi2.contract import GenerationRequest
+
+GOOD = """
+deterministic: true
+auto: [big, small]
+profiles:
+  big: {devices: 4, ulysses: 4, roomier: small}
+  small: {devices: 1, layerwise: true, max_tier: 272p, default_tier: 272p, default_steps: 4, max_steps: 20}
+"""
+
+
+@pytest.fixture
+def shipped():
+    return load_profiles(SHIPPED_PROFILES)
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load_text(text):
+        path = tmp_path / "profiles.yaml"
+        path.write_text(text)
+        return load_profiles(path)
+
+    return load_text
+
+
+def test_the_shipped_file_has_the_six_profiles(shipped):
+    names = ["sp4", "dlo-sp4", "dlo-dp4", "dlo-dp2sp2", "layerwise-1gpu", "tiny-cpu"]
+    assert list(shipped.by_name) == names
+    assert [shipped.get(name).devices for name in names] == [4, 4, 4, 4, 1, 0]
+    assert [shipped.get(name).wave_size for name in names] == [1, 1, 4, 2, 1, 1]
+
+
+def test_the_embedded_profile_is_small_and_capped(shipped):
+    limits = shipped.get("tiny-cpu").limits()
+    assert (limits.default_tier, limits.max_tier) == ("272p", "272p")
+    assert (limits.default_steps, limits.max_steps) == (4, 20)
+    assert limits.accelerations == ("off",)
+
+
+def test_a_profile_that_says_nothing_takes_the_engines_defaults(shipped):
+    limits = shipped.get("sp4").limits()
+    assert (limits.default_tier, limits.max_tier, limits.default_steps, limits.max_steps) == (
+        "540p",
+        "540p",
+        100,
+        200,
+    )
+
+
+def test_time_outs_lie_between_their_floor_and_their_cap(shipped):
+    for profile in shipped.by_name.values():
+        assert 900 <= profile.execution_timeout_s <= profile.execution_timeout_cap_s == 14_400
+
+
+@pytest.mark.parametrize(
+    ("live", "chosen"),
+    [
+        ({"sp4", "dlo-sp4", "tiny-cpu"}, "sp4"),
+        ({"dlo-sp4", "layerwise-1gpu"}, "dlo-sp4"),
+        ({"layerwise-1gpu", "dlo-dp4"}, "layerwise-1gpu"),
+        ({"tiny-cpu"}, "tiny-cpu"),
+        (set(), "sp4"),
+    ],
+)
+def test_auto_takes_the_first_live_profile_in_order(shipped, live, chosen):
+    assert shipped.resolve("auto", live).name == chosen
+    assert shipped.resolve(None, live).name == chosen
+
+
+def test_a_profile_asked_for_by_name_is_taken_live_or_not(shipped):
+    assert shipped.resolve("dlo-dp4", set()).name == "dlo-dp4"
+
+
+def test_an_unknown_profile_is_refused_with_the_list_and_a_guess(shipped):
+    with pytest.raises(InvalidFieldError, match=r"one of sp4, .*did you mean dlo-sp4") as failure:
+        shipped.resolve("dlo-spp4", set())
+    assert (failure.value.http_status, failure.value.errors[0].loc) == (422, "profile")
+
+
+def test_deterministic_holds_for_all_rows(load):
+    assert all(profile.deterministic for profile in load(GOOD).by_name.values())
+
+
+def test_a_job_that_ran_out_of_memory_finds_a_roomier_live_profile_that_takes_it(load):
+    profiles = load(GOOD)
+    fits = GenerationRequest(prompt="x", tier="272p", num_inference_steps=4, seed=1, deterministic=True)
+    too_large = GenerationRequest(prompt="x", tier="540p", num_inference_steps=4, seed=1, deterministic=True)
+    assert profiles.roomier("big", {"big", "small"}, fits) == "small"
+    assert profiles.roomier("big", {"big"}, fits) is None
+    assert profiles.roomier("big", {"big", "small"}, too_large) is None
+    assert profiles.roomier("small", {"big", "small"}, fits) is None
+
+
+def test_profiles_that_point_at_each_other_do_not_turn_in_circles(load):
+    profiles = load(GOOD.replace("layerwise: true,", "layerwise: true, roomier: big,"))
+    request = GenerationRequest(prompt="x", tier="540p", num_inference_steps=4, seed=1, deterministic=True)
+    assert profiles.roomier("big", {"small"}, request) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("ulysses: 4", "ulysses: 2", r"big: tp x ulysses x .* is 2, but devices is 4"),
+        ("ulysses: 4", "ulises: 4", r"big\.ulises: Extra inputs"),
+        ("devices: 1", "devices: many", r"small\.devices"),
+        ("max_tier: 272p", "max_tier: 1080p", r"small: tier 1080p does not exist; there are 272p, 540p"),
+        ("default_tier: 272p", "default_tier: 540p", "small: default_tier 540p is above max_tier 272p"),
+        ("default_steps: 4", "default_steps: 40", "small: default_steps 40 is above max_steps 20"),
+        ("layerwise: true", "deterministic: false", "small says deterministic: False, the farm True"),
+        ("layerwise: true", "cache_dit: allowed", r"small\.cache_dit: Input should be 'forbidden'"),
+        ("roomier: small", "roomier: tiny", "tiny is named in auto or roomier but has no row"),
+        ("[big, small]", "[huge]", "huge is named in auto or roomier but has no row"),
+        ("[big, small]", "[]", "auto: List should have at least 1 item"),
+        ("deterministic: true\n", "", "deterministic: Field required"),
+        ("big:", "auto:", "no profile can be named auto|big is named"),
+        ("profiles:", "profiles", "is not YAML"),
+    ],
+)
+def test_a_broken_file_is_refused_with_row_and_member(load, old, new, said):
+    with pytest.raises(SettingsError, match=said):
+        load(GOOD.replace(old, new, 1))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(SettingsError, match=r"PROFILES_FILE .*absent\.yaml cannot be read"):
+        load_profiles(tmp_path / "absent.yaml")
