@@ -325,9 +325,12 @@ def _secrets_from_files(given: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
 
 def _sentence(problem: Any) -> str:
     """Name the variable and what is wrong, without the value: it may be a secret."""
-    path = ".".join(str(part) for part in problem["loc"])
-    name = _env_names().get(path, path or "settings")
-    return f"{name}: {problem['msg'].removeprefix('Value error, ')}"
+    names = _env_names()
+    loc = [str(part) for part in problem["loc"]]
+    name = names.get(".".join(loc[:2])) or names.get("".join(loc[:1]))
+    if name is None:
+        name = f"{PREFIX}{loc[0].upper()}__*" if loc and loc[0] in Settings.model_fields else "".join(loc[:1])
+    return f"{name or 'settings'}: {problem['msg'].removeprefix('Value error, ')}"
 
 
 def _is_loopback(host: str) -> bool:
