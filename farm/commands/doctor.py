@@ -62,14 +62,7 @@ def add_to(subcommands: Subcommands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run all checks; exit 1 if one failed."""
     settings = load_settings()
-    checks: tuple[Callable[[Settings], Finding], ...] = (
-        check_database,
-        check_broker,
-        check_store,
-        check_store_clock,
-        check_encoder,
-    )
-    findings = [check(settings) for check in checks]
+    findings = [check(settings) for check in CHECKS]
     if arguments.json:
         result_json([asdict(finding) for finding in findings])
     else:
@@ -164,3 +157,12 @@ def check_encoder(_: Settings) -> Finding:
     if problems:
         return Finding("encoder", False, "; ".join(problems), "check the versions of av and constraints.txt")
     return Finding("encoder", True, "encodes and passes the output contract")
+
+
+CHECKS: tuple[Callable[[Settings], Finding], ...] = (
+    check_database,
+    check_broker,
+    check_store,
+    check_store_clock,
+    check_encoder,
+)
