@@ -1,0 +1,230 @@
+"""One render, from a checked request to a clip: encode, denoise, decode.
+
+Promises: weights are loaded once and stay; one pipeline is open per process; equal requests give equal frames
+and samples on equal hardware; a request to stop is honoured at the next step boundary. The transformer stays
+on its device, the other networks visit it for their phase. It writes no file, reads no environment and draws
+no seed: the request says everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from PIL.Image import Image as Picture
+
+from magi2 import determinism
+from magi2.checkpoint.fingerprint import fingerprint
+from magi2.checkpoint.index import PREVIEW, TEXT_ENCODER, read_model_config
+from magi2.checkpoint.load import load_transformer
+from magi2.checkpoint.verify import AUDIO_DECODER, IMAGE_VAE, TURBO_VAE, verify_checkpoint
+from magi2.config import EngineConfig, SamplingConfig
+from magi2.contract import (
+    IMAGE_FIELD,
+    NUM_FRAMES,
+    TIERS,
+    GenerationRequest,
+    ImageFacts,
+    Problem,
+    default_limits,
+    image_problems,
+    problems_of,
+)
+from magi2.errors import CheckpointError, EngineError, InvalidInput
+from magi2.media.clip import Clip
+from magi2.media.image import open_image, prepare_reference
+from magi2.model.denoiser import TransformerDenoiser
+from magi2.offload.memory import named_exhaustion
+from magi2.offload.staging import Stage
+from magi2.packing import Conditioning, Reference
+from magi2.record import ProgressFn, RenderStats, RunRecord, silent
+from magi2.sampling.loop import denoise
+from magi2.sampling.noise import Latents, draw_noise
+from magi2.text.prompt import encoder_text
+from magi2.text.qwen35 import TextEncoder
+from magi2.vae.oobleck import AudioDecoder
+from magi2.vae.resample import fourier_resample
+from magi2.vae.turbo import TurboDecoder
+from magi2.vae.wan22 import ImageEncoder
+
+__all__ = ["Magi2Pipeline", "ProgressFn", "RenderStats", "Rendered"]
+
+
+@dataclass(frozen=True, eq=False)
+class Rendered:
+    """A finished clip with its record."""
+
+    clip: Clip
+    stats: RenderStats
+
+
+class Magi2Pipeline:
+    """The engine of one process, weights loaded.
+
+    Args:
+        config: Checkpoint, device, dtype and the rest that is fixed for the life of the process.
+        progress: Told ("load", finished parts, parts).
+
+    Raises:
+        CheckpointError: The checkpoint does not fit; every problem of the folder is named.
+        EngineError: Another pipeline is open in this process.
+    """
+
+    _open: ClassVar[Magi2Pipeline | None] = None
+
+    def __init__(self, config: EngineConfig, *, progress: ProgressFn | None = None) -> None:
+        if Magi2Pipeline._open is not None:
+            raise EngineError("a pipeline is open in this process; close it before opening another")
+        self.config = config
+        self.device = torch.device(config.device)
+        self.sampling = SamplingConfig()
+        determinism.configure(deterministic=config.deterministic)
+        self._stage = Stage(self.device)
+        try:
+            self._load(progress or silent)
+        except CheckpointError as error:
+            problems = verify_checkpoint(config.checkpoint).problems
+            raise CheckpointError(problems or error.problems) from error
+        Magi2Pipeline._open = self
+
+    def _load(self, progress: ProgressFn) -> None:
+        root, dtype = self.config.checkpoint, getattr(torch, self.config.dtype)
+        progress("load", 0, 5)
+        self.text_encoder = TextEncoder.load(root / TEXT_ENCODER, dtype, "cpu")
+        progress("load", 1, 5)
+        self.image_encoder = ImageEncoder.load(root / IMAGE_VAE)
+        progress("load", 2, 5)
+        self.video_decoder = TurboDecoder.load(root / TURBO_VAE, dtype)
+        progress("load", 3, 5)
+        self.audio_decoder = AudioDecoder.load(root / AUDIO_DECODER)
+        for part in (self.text_encoder, self.image_encoder, self.video_decoder, self.audio_decoder):
+            self._stage.pin(part.module)
+        progress("load", 4, 5)
+        model = read_model_config(root).with_dtype(self.config.dtype)
+        self.transformer = load_transformer(root / PREVIEW, model, device=self.device)
+        progress("load", 5, 5)
+
+    def validate(self, request: GenerationRequest, image: bytes | None) -> None:
+        """Check a request on the host: the contract again, the image's pixels and the prompt's tokens.
+
+        Raises:
+            InvalidInput: Every broken rule.
+        """
+        self._checked(request, image)
+
+    def __call__(
+        self,
+        request: GenerationRequest,
+        *,
+        image: bytes | None = None,
+        progress: ProgressFn | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Rendered:
+        """Render one clip.
+
+        Args:
+            request: A valid request; equal ones give equal clips.
+            image: The uploaded file, exactly if the request says that it has one.
+            progress: Told (phase, finished, total); phases are those of `magi2.record`.
+            should_stop: Asked at every step boundary and between windows of frames.
+
+        Raises:
+            InvalidInput: The request breaks a rule.
+            Stopped: `should_stop` said so.
+            OutOfMemory: The device or the host has too little.
+            EngineError: The result is not finite, or the pipeline is closed.
+        """
+        picture = self._checked(request, image)
+        run = RunRecord(self.device, progress or silent, should_stop)
+        with named_exhaustion(self.device):
+            conditioning = self._encode(request, picture, run)
+            latents = self._denoise(request, conditioning, run)
+            clip = self._decode(request, latents, run)
+        return Rendered(clip, run.stats())
+
+    def fingerprint(self) -> dict[str, str]:
+        """Return what a job records of this engine, so that a clip can be made again."""
+        return fingerprint(self.config, self.transformer.config)
+
+    def close(self) -> None:
+        """Let go of all weights; the process may then open another pipeline."""
+        if Magi2Pipeline._open is self:
+            Magi2Pipeline._open = None
+            del (
+                self.text_encoder,
+                self.image_encoder,
+                self.video_decoder,
+                self.audio_decoder,
+                self.transformer,
+            )
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _checked(self, request: GenerationRequest, image: bytes | None) -> Picture | None:
+        """Return the upright picture of a request without problems."""
+        if Magi2Pipeline._open is not self:
+            raise EngineError("the pipeline is closed; open another")
+        problems = problems_of(request, default_limits(deterministic=self.config.deterministic))
+        if request.has_image != (image is not None):
+            text = "the request and its image do not fit together: has_image must say whether one came"
+            problems.append(Problem(IMAGE_FIELD, "image_count", text))
+        picture = None if image is None else open_image(image)
+        if picture is not None:
+            problems += image_problems([ImageFacts(picture.width, picture.height)], request.tier)
+        if problems:
+            raise InvalidInput(problems)
+        text = encoder_text(request.prompt, has_image=request.has_image)
+        self.text_encoder.tokenizer.tokenize_prompt(text)
+        return picture
+
+    def _encode(self, request: GenerationRequest, picture: Picture | None, run: RunRecord) -> Conditioning:
+        """Turn prompt, negative prompt and picture into what the transformer is conditioned on."""
+        text = encoder_text(request.prompt, has_image=request.has_image)
+        with run.stage("text_encode", 1), self._stage.holding(self.text_encoder.module):
+            encoded = self.text_encoder.encode(text)
+            negative = self.text_encoder.encode_negative()
+            special = self.text_encoder.special_token(encoded, text)
+        branches = (encoded.features, negative.features)
+        if picture is None:
+            return Conditioning(branches)
+        tier = TIERS[request.tier]
+        with run.stage("image_encode", 1), self._stage.holding(self.image_encoder.module):
+            latent = self.image_encoder.encode(prepare_reference(picture, tier.width, tier.height))
+        return Conditioning(branches, (Reference(latent, special),))
+
+    def _denoise(self, request: GenerationRequest, conditioning: Conditioning, run: RunRecord) -> Latents:
+        """Draw the noise and take it to the latents of the clip, all steps."""
+        source = self.config.noise_device or self.device.type
+        noise = draw_noise(request.seed, TIERS[request.tier], source).to(self.device)
+        denoiser = TransformerDenoiser(self.transformer, conditioning)
+        num_steps = request.num_inference_steps
+        with run.stage("denoise", num_steps) as done:
+            run.note(conditioning, denoiser.token_counts(noise.video, noise.audio))
+            return denoise(
+                denoiser,
+                noise.video,
+                noise.audio,
+                num_steps=num_steps,
+                sampling=self.sampling,
+                on_step=lambda step, _total: done(step),
+                should_stop=run.should_stop,
+            )
+
+    def _decode(self, request: GenerationRequest, latents: Latents, run: RunRecord) -> Clip:
+        """Turn the latents into frames and samples."""
+        tier = TIERS[request.tier]
+        frames = torch.empty(NUM_FRAMES, tier.height, tier.width, 3, dtype=torch.uint8)
+        num_windows = len(self.video_decoder.windows(latents.video))
+        with run.stage("decode_video", num_windows) as done, self._stage.holding(self.video_decoder.module):
+            first = 0
+            for window, chunk in enumerate(self.video_decoder.decode(latents.video), start=1):
+                frames[first : first + len(chunk)] = chunk
+                first += len(chunk)
+                done(window)
+                run.check()
+        with run.stage("decode_audio", 1), self._stage.holding(self.audio_decoder.module):
+            samples_CW = fourier_resample(self.audio_decoder.decode(latents.audio))[0].cpu()
+        size = (request.width, request.height)
+        return Clip(frames, samples_CW.T.contiguous(), None if size == (tier.width, tier.height) else size)
