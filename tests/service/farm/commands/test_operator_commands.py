@@ -10,6 +10,7 @@ from farm.accounts import authenticate
 from farm.cli import main
 from farm.commands.doctor import CHECKS
 from farm.db.session import make_engine, unit_of_work
+from farm.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("settings")
 
