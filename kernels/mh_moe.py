@@ -133,7 +133,7 @@ def routed_experts(x_LGD: Tensor, routes: Routes, weights: ExpertWeights) -> Ten
         own = ExpertWeights(weights.gate[experts], weights.up[experts], weights.down[experts])
         x_LD, route_weights = x_LGD[:, head], routes.weights[head].flatten()
         results = _run_head(x_LD, route_weights, grouped.order[head], offsets[head], own)
-        out[:, head] = _sum_slots(results, grouped.order[head], x_LGD.shape[0])
+        out[:, head] = _sum_slots(results, grouped.order[head], routes.experts.shape[2])
     return out
 
 
@@ -156,14 +156,14 @@ def _run_head(
     return results
 
 
-def _sum_slots(results: Tensor, order: Tensor, num_tokens: int) -> Tensor:
+def _sum_slots(results: Tensor, order: Tensor, top_k: int) -> Tensor:
     """Bring sorted results back to their tokens and add the K slots of a token in order, in fp32."""
     num_routes = order.shape[0]
     place_of_route = torch.empty_like(order)
     place_of_route[order] = torch.arange(num_routes, device=order.device)
-    place_LK = place_of_route.view(num_tokens, -1)
+    place_LK = place_of_route.view(-1, top_k)
     total = results.index_select(0, place_LK[:, 0]).float()
-    for slot in range(1, place_LK.shape[1]):
+    for slot in range(1, top_k):
         total += results.index_select(0, place_LK[:, slot])
     return total.to(results.dtype)
 
