@@ -6,8 +6,10 @@ to `S3_PREFIX` and are made only by `input_key` and `output_key`; no name that a
 one. Calls block: run them in a thread where an event loop turns. Rows and retention are not its business.
 """
 
+import functools
 import hashlib
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ RETRY_AFTER_S = 5
 SHA256_METADATA = "sha256"
 CLOCK_WARN_S = 30.0
 CLOCK_REFUSE_S = 300.0
+_SESSION_LOCK = threading.Lock()
 _SAFE_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -99,8 +102,8 @@ class ObjectStore:
         self._client = _make_client(settings, settings.s3_endpoint_url)
         # Probes answer health checks: they fail fast and do not retry.
         self._probe = _make_client(settings, settings.s3_endpoint_url, probe=True)
-        public_url = settings.s3_public_endpoint_url or settings.s3_endpoint_url
-        self._signer = _make_client(settings, public_url)
+        public_url = settings.s3_public_endpoint_url
+        self._signer = _make_client(settings, public_url) if public_url else self._client
 
     def put(self, key: str, source: "Path | bytes", media_type: str) -> StoredObject:
         """Upload, then ask the store for size and digest; overwrites.
@@ -249,15 +252,22 @@ def _make_client(settings: Settings, endpoint_url: str | None, *, probe: bool = 
         read_timeout=3 if probe else 60,
         max_pool_connections=32,
     )
-    return boto3.session.Session().client(
-        "s3",
-        endpoint_url=endpoint_url,
-        region_name=settings.s3_region,
-        aws_access_key_id=settings.aws_access_key_id,
-        aws_secret_access_key=secret.get_secret_value() if secret else None,
-        aws_session_token=token.get_secret_value() if token else None,
-        config=config,
-    )
+    with _SESSION_LOCK:  # clients may be shared by threads, making them may not
+        return _session().client(
+            "s3",
+            endpoint_url=endpoint_url,
+            region_name=settings.s3_region,
+            aws_access_key_id=settings.aws_access_key_id,
+            aws_secret_access_key=secret.get_secret_value() if secret else None,
+            aws_session_token=token.get_secret_value() if token else None,
+            config=config,
+        )
+
+
+@functools.cache
+def _session() -> boto3.session.Session:
+    """Return the one session of the process; it keeps the parsed service description, which is slow."""
+    return boto3.session.Session()
 
 
 def _lifecycle_rules(prefix: str, settings: Settings) -> list[dict[str, Any]]:
