@@ -158,10 +158,9 @@ def image_encoder(cases: Path) -> ImageEncoder:
 
 @cache
 def video_decoder(cases: Path, dtype: torch.dtype = torch.float32) -> TurboDecoder:
-    """Load the weights beside a case file through the real loader, as the averaged ones of a training state."""
-    weights = {
-        f"module.{name}": value for name, value in tensors(sibling(cases, ".weights.safetensors")).items()
-    }
+    """Load the weights beside a case file, as the averaged ones of a training state."""
+    recorded = tensors(sibling(cases, ".weights.safetensors"))
+    weights = {f"module.{name}": value for name, value in recorded.items()}
     weights["module.aligned_feature_projection_heads.0.weight"] = torch.zeros(2, 2)
     other = {name: value + 1 for name, value in weights.items()}
     with tempfile.TemporaryDirectory() as folder:
