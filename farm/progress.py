@@ -43,27 +43,31 @@ class ProgressPublisher:
         )
         self._clock = clock
         self._not_before = 0.0
+        self._waiting: tuple[str, str] | None = None
 
-    def publish(self, job_id: str, report: dict[str, Any]) -> bool:
-        """Send a report unless the last one was a moment ago; False if it was not sent."""
-        if self._clock() < self._not_before:
-            return False
-        text = json.dumps({"id": job_id, **report}, separators=(",", ":"))
+    def publish(self, job_id: str, report: dict[str, Any]) -> None:
+        """Send a report, now or at a later `flush`; a newer report takes the place of a waiting one."""
+        self._waiting = (job_id, json.dumps({"id": job_id, **report}, separators=(",", ":")))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send the waiting report, if there is one and the last one was not a moment ago."""
+        if self._waiting is None or self._clock() < self._not_before:
+            return
+        (job_id, text), self._waiting = self._waiting, None
         try:
             with self._client.pipeline(transaction=False) as pipe:
-                pipe.setex(progress_key(job_id), TTL_S, text)
+                pipe.set(progress_key(job_id), text, ex=TTL_S)
                 pipe.publish(CHANNEL, text)
                 pipe.execute()
+            self._not_before = self._clock() + MIN_INTERVAL_S
         except redis.RedisError as error:
             log.warning("progress_not_published", job_id=job_id, err=type(error).__name__)
             self._not_before = self._clock() + PAUSE_S
-            return False
-        self._not_before = self._clock() + MIN_INTERVAL_S
-        return True
 
     def clear(self, job_id: str) -> None:
         """Forget a job that has ended, as far as the broker is there to listen."""
-        self._not_before = 0.0
+        self._waiting, self._not_before = None, 0.0
         try:
             self._client.delete(progress_key(job_id))
         except redis.RedisError as error:

@@ -129,7 +129,8 @@ class Attempt:
             raise AttemptFailedError(Failure(FailureKind.DEADLINE))
 
     def stop_order(self) -> Stop:
-        """Say whether the ranks shall go on, stop together at the next step, or be killed."""
+        """Say whether the ranks shall go on, stop at the next step, or be killed; asked all the time."""
+        self.tools.publisher.flush()
         try:
             self.ensure_wanted()
         except LeaseLostError:

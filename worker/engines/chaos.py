@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -99,6 +100,10 @@ class Misdeeds:
     def hog_gil(self) -> None:
         """Sit in a C call that keeps the interpreter's lock, so that no other thread runs."""
         ctypes.PyDLL(None).sleep(3600)
+
+    def start_child(self) -> None:
+        """Leave a process behind that does not end by itself, and go on."""
+        subprocess.Popen(["/bin/sleep", "3600"])
 
     def out_of_memory(self) -> None:
         """Find too little device memory."""
