@@ -1,4 +1,4 @@
-"""Fixtures of the worker's tests: short leases, a bench on the test's own database, agents that are always ended."""
+"""Fixtures of the worker's tests: short leases, a bench on the test's database, agents that always end."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Parts of the worker's tests: jobs to submit, agents in threads and in processes, and waiting with a deadline."""
+"""Parts of the worker's tests: jobs to submit, agents in threads and processes, waiting with a deadline."""
 
 import json
 import signal
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,15 @@ from farm.accounts import ensure_account
 from farm.db import tables
 from farm.db.session import unit_of_work
 from farm.jobs import lifecycle
+from farm.jobs.claim import claim
 from farm.jobs.control import request_cancel
 from farm.jobs.job import Asset, Attempt, Job, NewAsset, Rules
 from farm.jobs.states import State
 from farm.jobs.submit import Submission, submit
 from farm.profiles import Profile, Profiles
 from farm.settings import Settings
-from magi2.contract import GenerationRequest
-from worker.agent import Agent, AgentConfig
+from magi2.contract import CONTRACT_VERSION, GenerationRequest
+from worker.agent import Agent, AgentConfig, AgentError
 from worker.group import GroupTimes
 from worker.liveness import StallLimits
 
@@ -163,6 +165,18 @@ class Bench:
             query = select(tables.worker_group.c.state).where(tables.worker_group.c.id == group_id)
             return conn.execute(query).scalar_one_or_none()
 
+    def take_over(self, job: Job, group_id: str) -> Job:
+        """Do at once what a lost lease leads to: the job goes back to the queue and to another group."""
+        with unit_of_work(self.database) as conn:
+            row = tables.job.c.id == job.id
+            past = sqlalchemy.func.now() - timedelta(seconds=1)
+            conn.execute(sqlalchemy.update(tables.job).where(row).values(lease_until=past))
+            assert lifecycle.reap_leases(conn, rules=self.rules) == 1
+            conn.execute(sqlalchemy.update(tables.job).where(row).values(not_before=past))
+            claimed = claim(conn, group_id, PROFILE, "boot_other", [CONTRACT_VERSION], rules=self.rules)
+            assert claimed is not None
+            return claimed.job
+
     def wish(self, group_id: str, wanted: str | None) -> None:
         """Ask something of a group, as an operator does."""
         with unit_of_work(self.database) as conn:
@@ -195,14 +209,14 @@ class AgentThread:
             restart_pauses_s=(0.1,),
         )
         self.agent = Agent(settings, replace(config, **overrides))
-        self.failure: BaseException | None = None
+        self.failure: AgentError | None = None
         self.thread = threading.Thread(target=self._run, name="agent-loop")
         self.thread.start()
 
     def _run(self) -> None:
         try:
             self.agent.run_forever()
-        except BaseException as failure:  # the test looks at it
+        except AgentError as failure:
             self.failure = failure
 
     @property

@@ -1,4 +1,4 @@
-"""The agent without Celery: from a queued row to public objects, and every way in which an attempt ends early."""
+"""The agent without Celery: from a queued row to public objects, and every way to end early."""
 
 import hashlib
 import json
@@ -153,16 +153,14 @@ def test_prompt_with_too_many_tokens_fails_once_and_for_all(bench, start_agent):
 
 
 def test_request_above_the_caps_of_today_is_refused_before_any_rank_works(bench, start_agent):
-    start_agent()
     job = bench.submit()
     with unit_of_work(bench.database) as conn:
-        other = {**job.params, "num_inference_steps": 500}
-        queued = sqlalchemy.update(tables.job).where(tables.job.c.id == job.id)
-        is_late = (
-            conn.execute(queued.where(tables.job.c.state == "queued").values(params=other)).rowcount == 0
-        )
-    failed = bench.wait(job, State.FAILED, State.SUCCEEDED)
-    assert is_late or failed.error["code"] == "invalid_input"
+        params = {**job.params, "num_inference_steps": 201}
+        conn.execute(sqlalchemy.update(tables.job).where(tables.job.c.id == job.id).values(params=params))
+    start_agent()
+    failed = bench.wait(job, State.FAILED)
+    assert (failed.error["code"], failed.running_at) == ("invalid_input", None)
+    assert "from 1 to 200" in failed.error["message"]
 
 
 def test_engine_error_is_tried_once_more_and_then_final(bench, start_agent):
@@ -247,12 +245,10 @@ def test_agent_whose_job_was_taken_over_uploads_nothing(bench, start_agent, s3):
     agent = start_agent()
     job = submit_long(bench)
     bench.wait_for_step(job)
-    with unit_of_work(bench.database) as conn:
-        taken = {"epoch": tables.job.c.epoch + 1, "group_id": "group_of_another_agent"}
-        conn.execute(sqlalchemy.update(tables.job).where(tables.job.c.id == job.id).values(taken))
+    bench.take_over(job, "group_of_another_agent")
     wait_until(lambda: bench.group_state(agent.agent.group_id) == "ready", "the agent letting go")
     now = bench.job(job.id)
-    assert (now.state, now.epoch, now.group_id) == (State.RUNNING, 2, "group_of_another_agent")
+    assert (now.state, now.epoch, now.group_id) == (State.STARTING, 2, "group_of_another_agent")
     assert bench.assets(job) == {}
     assert stored_keys(s3) == set()
 
@@ -264,13 +260,14 @@ def test_attempt_that_takes_too_long_fails_for_good(bench, start_agent):
     assert failed.error["code"] == "deadline_exceeded"
 
 
-def test_store_that_refuses_is_tried_again_and_then_reported(bench, settings, start_agent, monkeypatch):
+def test_store_that_refuses_is_tried_again_and_then_reported(bench, start_agent, monkeypatch):
     monkeypatch.setattr(attempt, "STORE_WAIT_S", 0.01)
     agent = start_agent()
     agent.agent._tools.store._bucket = "no-such-bucket"
     job = bench.submit()
     failed = bench.wait(job, State.FAILED)
-    assert (failed.error["code"], failed.upload_failures) == ("upload_failed", 2)
+    assert failed.error["code"] == "upload_failed"
+    assert failed.upload_failures >= 2
     assert bench.assets(job) == {}
 
 
@@ -301,7 +298,8 @@ def short_grace(farm_environment):
     farm_environment["FARM_WORKER__DRAIN_GRACE_S"] = "0.2"
 
 
-def test_drain_that_outlasts_its_grace_gives_the_job_back(short_grace, bench, start_agent):
+@pytest.mark.usefixtures("short_grace")
+def test_drain_that_outlasts_its_grace_gives_the_job_back(bench, start_agent):
     agent = start_agent()
     job = submit_long(bench)
     bench.wait_for_step(job)
@@ -341,7 +339,7 @@ def loading_script(tmp_path, environment, **script):
 
 
 def test_group_that_cannot_load_becomes_sick_and_claims_nothing(
-    bench, settings, farm_environment, start_agent, tmp_path
+    bench, farm_environment, start_agent, tmp_path
 ):
     environment = loading_script(tmp_path, farm_environment, do="crash")
     job = bench.submit()
@@ -351,7 +349,7 @@ def test_group_that_cannot_load_becomes_sick_and_claims_nothing(
     assert agent.failure is None
 
 
-def test_engine_that_refuses_to_load_ends_the_agent(bench, start_agent, farm_environment):
+def test_engine_that_refuses_to_load_ends_the_agent(start_agent, farm_environment):
     environment = {name: text for name, text in farm_environment.items() if name != "MAGI2_TESTING"}
     agent = start_agent(environment=environment, wait=False)
     agent.thread.join(60)
