@@ -109,8 +109,8 @@ def _unsupported(values: Mapping[str, Any]) -> list[str]:
 def rms_norm(x_BCTYX: Tensor, eps: float) -> Tensor:
     """Divide by the root mean square over channels, computed in fp32 and returned in the input's dtype.
 
-    It runs in slices of time so that the fp32 temporaries stay small. Equal shapes are sliced equally, so that
-    equal windows stay equal bit for bit; other slices could move the last bit of a mean.
+    It runs in slices of time so that the fp32 temporaries stay small. Equal shapes are sliced equally, so equal
+    windows stay equal bit for bit; other slices could move the last bit of a mean.
     """
     out = torch.empty_like(x_BCTYX, memory_format=torch.contiguous_format)
     _, channels, num_steps, rows, columns = x_BCTYX.shape
