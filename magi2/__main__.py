@@ -1,0 +1,45 @@
+"""`python -m magi2`: declare the commands, run one, turn failures into exit codes.
+
+Exit codes: 0 ok, 1 failed, 2 the request or the command line breaks a rule, 130 interrupted. Torch is loaded
+only by the commands that compute.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from magi2.commands import generate, probe, tiny_checkpoint, verify_checkpoint
+from magi2.commands.console import Exit, refuse, refuse_usage
+from magi2.config import engine_environment
+from magi2.errors import EngineFailure
+
+COMMANDS = (generate, tiny_checkpoint, verify_checkpoint, probe)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser with all commands."""
+    text = "MAGI-2 Preview: ten seconds of video with sound from a prompt, and an image if you like."
+    parser = argparse.ArgumentParser(prog="python -m magi2", description=text)
+    subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_to(subcommands)
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = make_parser().parse_args(words)
+    try:
+        engine_environment()
+    except ValueError as error:
+        return refuse_usage([str(error)])
+    try:
+        return int(arguments.run(arguments))
+    except EngineFailure as failure:
+        return refuse(failure)
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
