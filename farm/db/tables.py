@@ -270,12 +270,17 @@ webhook_endpoint = Table(
     Column("name", Text, nullable=False, server_default=""),
     Column("url", Text, nullable=False),
     Column("event_types", ARRAY(Text), nullable=False),
+    Column("payload_mode", Text, nullable=False, server_default="thin"),
     Column("enabled", Boolean, nullable=False, server_default=text("true")),
     Column("disabled_reason", Text),
     Column("max_in_flight", Integer, nullable=False, server_default="1"),
-    Column("failing_since", _AT),
+    Column("failing_since", _AT),  # the first failure since the last success
+    Column("paused_until", _AT),  # the receiver asked for time
     Column("created_at", _AT, nullable=False, server_default=_NOW),
+    Column("updated_at", _AT, nullable=False, server_default=_NOW),  # by its owner, not by deliveries
+    Column("deleted_at", _AT),  # its deliveries stay readable for a while
     CheckConstraint("max_in_flight BETWEEN 1 AND 10", name="max_in_flight"),
+    CheckConstraint("payload_mode IN ('thin', 'full')", name="payload_mode"),
     # Endpoints of single jobs pile up; the ones of the account must be found without reading them.
     Index("ix_webhook_endpoint_account", "account_id", postgresql_where=text("job_id IS NULL")),
 )
@@ -307,6 +312,7 @@ webhook_message = Table(
     Column("job_id", Text, ForeignKey("job.id", ondelete="CASCADE")),
     Column("seq", Integer),
     Column("body", JSONB, nullable=False),
+    Column("full_data", JSONB),  # the whole object, if an endpoint asked for it
     Column("created_at", _AT, nullable=False, server_default=_NOW),
     UniqueConstraint("job_id", "seq", "type"),
 )
@@ -321,10 +327,12 @@ webhook_delivery = Table(
         Text,
         ForeignKey("webhook_endpoint.id", ondelete="CASCADE"),
         nullable=False,
-        index=True,
     ),
     Column("status", Text, nullable=False, server_default="pending"),
     Column("attempts", Integer, nullable=False, server_default="0"),
+    # A replay starts a new round: its schedule begins after this many attempts and ends with that many.
+    Column("round_start", Integer, nullable=False, server_default="0"),
+    Column("max_attempts", Integer, nullable=False, server_default="10"),
     Column("next_attempt_at", _AT, nullable=False, server_default=_NOW),
     Column("lease_until", _AT),
     Column("lease_token", Text),
@@ -332,6 +340,7 @@ webhook_delivery = Table(
     Column("last_error", Text),
     CheckConstraint("status IN ('pending', 'leased', 'ok', 'dead', 'canceled')", name="status"),
     UniqueConstraint("message_id", "endpoint_id"),
+    Index("ix_webhook_delivery_endpoint", "endpoint_id", "id"),
     Index("ix_webhook_delivery_pending", "next_attempt_at", postgresql_where=text("status = 'pending'")),
     Index(
         "ix_webhook_delivery_due",
