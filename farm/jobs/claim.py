@@ -9,15 +9,14 @@ tried. Order inside an account is the static `rank_at`, so no sort looks at the 
 import secrets
 import time
 from collections.abc import Collection
-from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, insert, text
+from sqlalchemy import Connection, Row, insert, text
 
 from farm.db.tables import job_attempt
 from farm.jobs.job import DEFAULT_RULES, Claimed, Job, Rules
 from farm.jobs.states import State
-from farm.jobs.transition import lock_job, transition
+from farm.jobs.transition import transition
 
 URGENT_PRIORITY = 5
 MAX_ACCOUNTS = 8
@@ -62,7 +61,7 @@ _LOCK_ACCOUNT = text(
 )
 _LOCK_JOB = text(
     f"""
-    SELECT j.id FROM job j
+    SELECT j.id, j.exec_timeout_s FROM job j
     WHERE j.account_id = :account_id AND {_ELIGIBLE}
     ORDER BY j.rank_at, j.id LIMIT 1
     FOR UPDATE SKIP LOCKED
@@ -102,44 +101,39 @@ def claim(
     while True:
         accounts = conn.execute(_ACCOUNTS, values).scalars().all()
         for account_id in accounts:
-            job_id = _take(conn, {**values, "account_id": account_id})
-            if job_id is not None:
-                return Claimed(_start(conn, job_id, group_id, boot_id, rules), rules.lease_s)
+            found = _take(conn, {**values, "account_id": account_id})
+            if found is not None:
+                return Claimed(_start(conn, found, group_id, boot_id, rules), rules.lease_s)
         if not accounts or time.monotonic() > give_up_s:
             return None
         time.sleep(_RANDOM.uniform(*PAUSE_S))
 
 
-def _take(conn: Connection, values: dict[str, Any]) -> str | None:
+def _take(conn: Connection, values: dict[str, Any]) -> Row[Any] | None:
     """Lock an account and its first job; leave nothing locked when either cannot be had at once."""
     savepoint = conn.begin_nested()
     if conn.execute(_LOCK_ACCOUNT, values).first() is not None:
-        job_id: str | None = conn.execute(_LOCK_JOB, values).scalar_one_or_none()
-        if job_id is not None:
+        found = conn.execute(_LOCK_JOB, values).one_or_none()
+        if found is not None:
             savepoint.commit()
-            return job_id
+            return found
     savepoint.rollback()
     return None
 
 
-def _start(conn: Connection, job_id: str, group_id: str, boot_id: str, rules: Rules) -> Job:
-    locked = lock_job(conn, job_id)
-    if locked is None:
-        raise LookupError(job_id)
-    found, at = locked
+def _start(conn: Connection, found: Row[Any], group_id: str, boot_id: str, rules: Rules) -> Job:
     started = transition(
         conn,
-        job_id,
+        found.id,
         to=State.STARTING,
         event_data={"group": group_id},
+        after_s={"lease_until": rules.lease_s, "attempt_deadline": found.exec_timeout_s},
         group_id=group_id,
-        lease_until=at + timedelta(seconds=rules.lease_s),
-        attempt_deadline=at + timedelta(seconds=found.exec_timeout_s),
     )
     if started is None:
-        raise LookupError(job_id)
+        raise RuntimeError(f"{found.id} was locked as queued and could not be started")
     attempt = {
-        "job_id": job_id,
+        "job_id": started.id,
         "epoch": started.epoch,
         "group_id": group_id,
         "worker_boot_id": boot_id,

@@ -199,10 +199,9 @@ def _lock_held(conn: Connection, job_id: str, epoch: int) -> Job | None:
 def _apply(conn: Connection, held: Job, failure: Failure, action: Action) -> Job | None:
     """Do what was decided; the reason stays with the attempt, for operators."""
     columns = dict(action.columns)
+    after_s: dict[str, float] = {}
     if action.to is State.QUEUED:
-        columns["queue_deadline"] = db_after(held.expires_in_s)
-        if action.delay_s > 0:
-            columns["not_before"] = db_after(action.delay_s)
+        after_s = {"queue_deadline": held.expires_in_s, "not_before": action.delay_s}
     else:
         columns["error"] = action.error
     reason = {"code": str(failure.kind), "message": failure.message, "detail": failure.detail}
@@ -216,5 +215,6 @@ def _apply(conn: Connection, held: Job, failure: Failure, action: Action) -> Job
         epoch=held.epoch,
         event_data=event_data,
         attempt={"error": reason},
+        after_s=after_s,
         **columns,
     )

@@ -7,7 +7,7 @@ always locked in the order job, then account_usage. Deciding *whether* to move i
 """
 
 from collections.abc import Collection, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
@@ -56,6 +56,7 @@ def transition(
     from_states: Collection[State] | None = None,
     event_data: Mapping[str, Any] | None = None,
     attempt: Mapping[str, Any] | None = None,
+    after_s: Mapping[str, float] | None = None,
     **columns: Any,
 ) -> Job | None:
     """Move a job, if it may move.
@@ -68,6 +69,7 @@ def transition(
         from_states: A narrower choice than the edge table's.
         event_data: Goes into the event, beside the state it came from.
         attempt: Columns of the attempt that this move ends or advances.
+        after_s: Columns of the job that become the instant of the move plus so many seconds.
         **columns: Other columns of the job.
 
     Returns:
@@ -80,7 +82,8 @@ def transition(
     before, at = locked
     if before.state not in allowed or (epoch is not None and before.epoch != epoch):
         return None
-    values = {**_columns_of(to, before, at), **columns, "state": to, "seq": before.seq + 1}
+    later = {name: at + timedelta(seconds=seconds) for name, seconds in (after_s or {}).items()}
+    values = {**_columns_of(to, before, at), **later, **columns, "state": to, "seq": before.seq + 1}
     moved = update(job).where(job.c.id == job_id).values(**values).returning(job)
     after = Job.from_row(conn.execute(moved).mappings().one())
     _write_attempt(conn, before, to, at, attempt or {})
