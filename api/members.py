@@ -12,11 +12,11 @@ from typing import Any
 
 from api.body import InvalidJsonError, parse_json
 from api.multipart import given_twice
+from farm.jobs.video_object import MODEL_ID
 from farm.webhooks.messages import DEFAULT_EVENT_TYPES, EVENT_TYPES
 from farm.webhooks.signing import secret_bytes
 from magi2.contract import Problem
 
-MODEL_ID = "magi-2-preview"
 EXTRA_PARAMS = ("seconds", "resolution", "output_width", "output_height", "deterministic")
 PRIORITIES = {"low": -5, "normal": 0, "high": 5}
 MIN_PRIORITY, MAX_PRIORITY = -10, 10

@@ -14,8 +14,8 @@ from api.members import (
     MAX_USER_CHARS,
     MIN_EXPIRES_IN_S,
     MIN_RETENTION_S,
-    MODEL_ID,
 )
+from farm.jobs.video_object import MODEL_ID
 from farm.webhooks.messages import EVENT_TYPES
 from magi2.contract import (
     ACCELERATIONS,

@@ -14,12 +14,12 @@ from api.members import (
     MAX_METADATA_PAIRS,
     MAX_METADATA_VALUE,
     MIN_EXPIRES_IN_S,
-    MODEL_ID,
 )
 from api.schemas import ModelInfo, ModelList, ProfileInfo
 from farm.accounts import Principal
 from farm.groups import live_fingerprints
 from farm.images import MAX_IMAGE_BYTES, MAX_PIXELS, MAX_SIDE
+from farm.jobs.video_object import MODEL_ID
 from farm.profiles import Profile
 from magi2.contract import (
     CLIP_SECONDS,
