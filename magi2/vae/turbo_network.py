@@ -106,20 +106,28 @@ def _unsupported(values: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def rms_norm(x_BCTYX: Tensor, eps: float) -> Tensor:
+def rms_norm(x_BCTYX: Tensor, eps: float, *, num_edge: int = 0) -> Tensor:
     """Divide by the root mean square over channels, computed in fp32 and returned in the input's dtype.
 
-    It runs in slices of time so that the fp32 temporaries stay small. Equal shapes are sliced equally, so equal
-    windows stay equal bit for bit; other slices could move the last bit of a mean.
+    It runs in slices of time so that the fp32 temporaries stay small. Equal shapes are sliced equally: equal
+    windows stay equal bit for bit, while other slices could move the last bit of a mean.
+
+    Args:
+        x_BCTYX: any float dtype, B is 1.
+        eps: Added to the mean square.
+        num_edge: How often the first and the last frame of the result are repeated around it, 0 or 1.
     """
-    out = torch.empty_like(x_BCTYX, memory_format=torch.contiguous_format)
-    _, channels, num_steps, rows, columns = x_BCTYX.shape
+    batch, channels, num_steps, rows, columns = x_BCTYX.shape
+    padded = x_BCTYX.new_empty((batch, channels, num_steps + 2 * num_edge, rows, columns))
+    out = padded[:, :, num_edge : num_edge + num_steps]
     per_slice = max(1, _NORM_SLICE_VALUES // (channels * rows * columns))
     for start in range(0, num_steps, per_slice):
         part = x_BCTYX[:, :, start : start + per_slice]
         scale = part.float().square().mean(dim=1, keepdim=True).add_(eps).rsqrt_()
         out[:, :, start : start + per_slice] = part * scale
-    return out
+    if num_edge:
+        padded[:, :, 0], padded[:, :, -1] = out[:, :, 0], out[:, :, -1]
+    return padded
 
 
 class EdgeConv3d(nn.Module):
@@ -130,8 +138,9 @@ class EdgeConv3d(nn.Module):
         self.num_edge = kernel[0] // 2
         self.conv = nn.Conv3d(in_channels, out_channels, kernel, padding=(0, kernel[1] // 2, kernel[2] // 2))
 
-    def forward(self, x_BCTYX: Tensor) -> Tensor:
-        if self.num_edge:
+    def forward(self, x_BCTYX: Tensor, *, has_edges: bool = False) -> Tensor:
+        """Convolve; an input that comes with its edge frames is not copied to add them."""
+        if self.num_edge and not has_edges:
             x_BCTYX = torch.cat((x_BCTYX[:, :, :1], x_BCTYX, x_BCTYX[:, :, -1:]), dim=2)
         return _convolve(self.conv, x_BCTYX)
 
@@ -149,8 +158,8 @@ class ResBlock(nn.Module):
             self.conv_shortcut = EdgeConv3d(in_channels, out_channels, (1, 1, 1))
 
     def forward(self, x_BCTYX: Tensor) -> Tensor:
-        hidden = self.conv1(self.activate(rms_norm(x_BCTYX, _NORM_EPS)))
-        hidden = self.conv2(_silu_(rms_norm(hidden, _NORM_EPS)))
+        hidden = self.conv1(self.activate(rms_norm(x_BCTYX, _NORM_EPS, num_edge=1)), has_edges=True)
+        hidden = self.conv2(_silu_(rms_norm(hidden, _NORM_EPS, num_edge=1)), has_edges=True)
         if hasattr(self, "conv_shortcut"):
             x_BCTYX = self.conv_shortcut(rms_norm(x_BCTYX, self.shortcut_eps))
         out: Tensor = hidden.add_(x_BCTYX)

@@ -37,6 +37,7 @@ from magi2.vae.turbo_network import TurboConfig, TurboNetwork
 from magi2.vae.wan22 import ImageEncoder
 from tests import tolerances
 from tests.golden.discovery import matching
+from tests.released import RELEASED_TURBO
 
 LAYOUT = r"released_layout\.json"
 WAN22 = r"wan22_(\w+)\.cases\.safetensors"
@@ -53,25 +54,6 @@ FILES = [
     r"image_prep\.cases\.safetensors",
     r"precision\.json",
 ]
-# The released video decoder's configuration, as published; the golden set holds its layout but not the file.
-RELEASED_TURBO = {
-    "latent_channels": 48,
-    "out_channels": 3,
-    "decoder_block_out_channels": [64, 128, 256, 512],
-    "decoder_layers_per_block": [2, 2, 2, 3, 3],
-    "decoder_spatio_temporal_scaling": [False, True, True, True],
-    "decoder_spatio_only": [False, True, False, False],
-    "decoder_is_dw_conv": [False] * 5,
-    "decoder_causal": False,
-    "patch_size": 2,
-    "patch_size_t": 1,
-    "use_unpatchify": True,
-    "resnet_norm_eps": 1e-6,
-    "spatial_compression_ratio": 16,
-    "temporal_compression_ratio": 4,
-    "first_chunk_size": 7,
-    "step_size": 7,
-}
 
 
 class Case(NamedTuple):
