@@ -57,9 +57,10 @@ def create_app(
     app.state.services = services
     app.state.key_cache = KeyCache()
     app.state.readiness = ReadinessProbe(services)
-    for module in (videos, content, models, health):
-        app.include_router(module.router)
-    install(app)
+    routers = [module.router for module in (videos, content, models, health)]
+    for router in routers:
+        app.include_router(router)
+    install(app, routers)
     app.add_middleware(HeadMiddleware)
     if settings.cors_origins:
         app.add_middleware(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
@@ -18,6 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from farm.clock import monotonic_s
@@ -112,16 +113,28 @@ def problem_response(
     return JSONResponse(body, status_code=error.http_status, headers=extra, media_type=MEDIA_TYPE)
 
 
-def install(app: FastAPI) -> None:
-    """Make the application answer every failure in the one form."""
+def install(app: FastAPI, routers: Sequence[APIRouter]) -> None:
+    """Make the application, which has these routers, answer every failure in the one form."""
+    app.state.routers = list(routers)
     for kind in (FarmError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _handle)
     app.add_middleware(ProblemMiddleware)
 
 
 async def _handle(request: Request, exc: Exception) -> JSONResponse:
-    headers = exc.headers if isinstance(exc, HTTPException) else None
+    is_method = isinstance(exc, HTTPException) and exc.status_code == 405
+    headers = {"Allow": ", ".join(_allowed_methods(request))} if is_method else None
     return problem_response(as_farm_error(exc), request.scope["request_id"], headers)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Collect the methods of every route of a path; the framework's own header names the first route's."""
+    allowed: set[str] = set()
+    for router in request.app.state.routers:
+        for route in router.routes:
+            if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+                allowed |= route.methods or set()
+    return sorted(allowed | ({"HEAD"} if "GET" in allowed else set()))
 
 
 def as_farm_error(exc: Exception) -> FarmError:
