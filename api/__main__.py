@@ -1,6 +1,8 @@
 """`python -m api`: serves until SIGTERM or SIGINT, then answers what is in flight and exits 0."""
 
+import signal
 import sys
+from types import FrameType
 
 import uvicorn
 
@@ -12,6 +14,10 @@ from farm.telemetry import configure_logging
 # Requests that wait (long polls) answer at the first signal; this bounds uploads and downloads.
 SHUTDOWN_GRACE_S = 8
 KEEP_ALIVE_S = 75
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    pass
 
 
 def main() -> int:
@@ -35,6 +41,10 @@ def main() -> int:
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=settings.trusted_proxies,
     )
+    # After its clean end the server raises the signal that stopped it once more, for the handlers that were
+    # there before its own: with the default ones the process would die by it instead of exiting with 0.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _ignore)
     server = uvicorn.Server(config)
     app.state.services.is_stopping = lambda: server.should_exit
     server.run()
