@@ -44,6 +44,8 @@ def chunked_attention(
         output is rounded once instead of twice.
     """
     out = torch.empty_like(q_LHD)
+    if sinks.shape[0] == 0:
+        sinks = sinks.new_full((1, sinks.shape[1]), -torch.inf)
     for start, stop in segments(bounds):
         k_HSD = _per_query_head(k_LHD[start:stop], q_LHD.shape[1]).transpose(0, 1).float()
         v_HSD = _per_query_head(v_LHD[start:stop], q_LHD.shape[1]).transpose(0, 1).float()

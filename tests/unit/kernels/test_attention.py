@@ -46,7 +46,7 @@ BOUNDS = [
 
 @pytest.mark.parametrize("bounds", BOUNDS)
 @pytest.mark.parametrize("heads", [(1, 1), (2, 2), (3, 3), (6, 2)], ids=str)
-@pytest.mark.parametrize("num_sinks", [1, 2])
+@pytest.mark.parametrize("num_sinks", [0, 1, 2])
 def test_both_implementations_equal_an_explicit_softmax(
     bounds: list[int], heads: tuple[int, int], num_sinks: int
 ) -> None:

@@ -108,3 +108,10 @@ def test_text_of_any_float_dtype_is_packed_as_fp32() -> None:
     text = (seeded(1, 3, 7).bfloat16(), seeded(1, 2, 7).half())
     batch = packing.pack(*latents(), Conditioning(text))
     assert torch.equal(batch.text[:3], text[0][0].float())
+
+
+@pytest.mark.parametrize(("num_audio", "num_latents"), [(1, 1), (8, 1), (9, 2), (16, 2), (250, 32)])
+def test_audio_is_stretched_over_the_latents_that_it_covers(num_audio: int, num_latents: int) -> None:
+    batch = packing.pack(latents()[0], seeded(1, num_audio, 6), conditioning())
+    audio = next(p for p in batch.parts if p.kind is Kind.AUDIO)
+    assert batch.coords[audio.start].tolist() == [0, 0, 0, num_audio, 1, 1, num_latents, 1, 1]
