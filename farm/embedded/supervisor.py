@@ -32,7 +32,7 @@ ACCOUNT = "embedded"
 BUCKET = "farm"
 API_READY_TIMEOUT_S = 60.0
 CHECKPOINT_TIMEOUT_S = 180.0
-ROLES_END_S = 2.0
+ROLES_END_S = 1.5
 ROOT = Path(__file__).resolve().parents[2]
 # The variable that names a part, and the server that is not started because of it.
 _NAMED_PARTS = {"DATABASE_URL": "postgres", "REDIS_URL": "valkey", "S3_ENDPOINT_URL": "seaweedfs"}
