@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import structlog
 from celery import Celery
-from celery.worker import WorkController, state
+from celery.platforms import EX_OK
+from celery.worker import state
 
 from farm.doorbell import Ring, make_celery, queue_of
 from farm.settings import Settings
@@ -29,11 +30,10 @@ class DoorbellConsumer:
     ) -> None:
         """Prepare the app; nothing is contacted yet."""
         self._profile = profile
-        self._name = f"{profile}.{group_id}"
+        self._name = f"{profile}@{group_id}"
         self._on_shutdown = on_shutdown
         self._app: Celery = make_celery(settings, ring=ring)
         self._stopping = threading.Event()
-        self._worker: WorkController | None = None
         self._thread = threading.Thread(target=self._consume_forever, name="doorbells", daemon=True)
 
     def start(self) -> None:
@@ -44,23 +44,25 @@ class DoorbellConsumer:
     def stop(self) -> None:
         """Stop listening; a broker that hangs is not waited for longer than a moment."""
         self._stopping.set()
-        state.should_stop = 0  # Celery's own flag: leave at the next turn, with this exit status
+        state.should_stop = EX_OK  # Celery's own flag: leave at the next turn
         self._thread.join(STOP_TIMEOUT_S)
         self._app.close()
 
     def _consume_forever(self) -> None:
+        # The pool's threads look up tasks in the default app.
+        self._app.set_default()
         while not self._stopping.is_set():
-            self._consume()
+            exit_code = self._consume()
             if self._stopping.is_set():
                 return
-            if state.should_stop is not None and state.should_stop is not False:
+            if exit_code == EX_OK:
                 log.info("shutdown_by_remote_control")
                 self._on_shutdown()
                 return
-            log.warning("consumer_ended", pause_s=RESTART_PAUSE_S)
+            log.warning("consumer_ended", exit_code=exit_code, pause_s=RESTART_PAUSE_S)
             self._stopping.wait(RESTART_PAUSE_S)
 
-    def _consume(self) -> None:
+    def _consume(self) -> int | None:
         worker = self._app.WorkController(
             hostname=self._name,
             queues=[queue_of(self._profile)],
@@ -69,3 +71,5 @@ class DoorbellConsumer:
             without_heartbeat=True,
         )
         worker.start()
+        exit_code: int | None = worker.exitcode
+        return exit_code
