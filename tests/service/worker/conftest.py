@@ -52,9 +52,10 @@ def start_worker(farm_environment: dict[str, str], tmp_path: Path) -> Iterator[C
     """Return a function that starts a worker process with a folder of its own."""
     started: list[WorkerProcess] = []
 
-    def start(*arguments: str, **environment: str) -> WorkerProcess:
+    def start(*arguments: str, only: dict[str, str] | None = None, **environment: str) -> WorkerProcess:
         cwd = tmp_path / f"worker{len(started)}"
-        own = {**farm_environment, "FARM_STATE_DIR": str(cwd / "state"), **environment}
+        base = farm_environment if only is None else only
+        own = {**base, "FARM_STATE_DIR": str(cwd / "state"), **environment}
         worker = WorkerProcess(own, cwd, *arguments)
         started.append(worker)
         return worker
