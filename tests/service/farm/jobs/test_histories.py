@@ -19,7 +19,6 @@ from farm.jobs.control import delete_job, request_cancel, retry
 from farm.jobs.job import Rules
 from farm.jobs.phases import Progress
 from farm.jobs.policy import Failure, FailureKind
-from farm.jobs.states import State
 from farm.jobs.submit import JobWebhook
 from farm.outbox import relay_once
 from farm.webhooks.messages import EVENT_TYPES
@@ -86,7 +85,7 @@ class Walker:
             self.driver.run(lifecycle.fail, job_id, epoch, Failure(kind), rules=self.driver.rules)
 
     def control(self) -> None:
-        jobs = self.driver.sql("SELECT id, account_id FROM job")
+        jobs = self.driver.sql("SELECT id, account_id FROM job ORDER BY created_at")
         if not jobs:
             return
         job = self.chance.choice(jobs)
@@ -97,12 +96,13 @@ class Walker:
     def sweep(self) -> None:
         """Let time pass for some jobs, and sweep."""
         late = self.chance.choice(["lease_until", "attempt_deadline", "queue_deadline", "not_before"])
-        past = (
-            f"UPDATE job SET {late} = now() - interval '1 hour' WHERE {late} IS NOT NULL AND random() < 0.3"
+        past = text(
+            f"UPDATE job SET {late} = now() - interval '1 hour' WHERE {late} IS NOT NULL AND id = ANY(:ids)"
         )
         with unit_of_work(self.driver.engine) as conn:
-            ids = conn.execute(text("SELECT id FROM job FOR UPDATE SKIP LOCKED")).scalars().all()
-            conn.execute(text(f"{past} AND id = ANY(:ids)"), {"ids": list(ids)})
+            query = text("SELECT id FROM job ORDER BY created_at FOR UPDATE SKIP LOCKED")
+            ids = [job_id for job_id in conn.execute(query).scalars() if self.chance.random() < 0.3]
+            conn.execute(past, {"ids": ids})
         sweeps = [
             (lifecycle.reap_leases, {"rules": self.driver.rules}),
             (lifecycle.expire_queued, {}),
@@ -135,8 +135,8 @@ def test_a_random_history_keeps_every_invariant(driver, seed):
         if step % 10 == 0:
             driver.check_invariants()
     driver.check_invariants()
-    reached = {row.state for row in driver.sql("SELECT DISTINCT state FROM job")}
-    assert {State.SUCCEEDED, State.FAILED, State.CANCELED} <= reached
+    happened = {row.type for row in driver.sql("SELECT DISTINCT type FROM job_event")}
+    assert happened >= {"queued", "starting", "running", "uploading", "succeeded", "failed", "canceled"}
 
 
 @pytest.mark.req("F-41")
