@@ -21,15 +21,18 @@ from farm.jobs.job import NewAsset
 from farm.jobs.lifecycle import Result, mark_running, mark_uploading, succeed
 from farm.jobs.submit import JobWebhook, Submission, submit
 from farm.secretbox import seal
-from farm.webhooks.deliveries import Outcome, record, take_due
+from farm.webhooks.deliveries import Outcome, Room, record, take_due
 from farm.webhooks.guard import Policy
 from farm.webhooks.messages import DEFAULT_EVENT_TYPES
 from farm.webhooks.signing import new_secret
 from magi2.contract import CONTRACT_VERSION, default_limits, validate
 from tests.service.webhooks.receiver import Receiver, answer, hang_up
-from worker.webhook_sender import Sender, make_client, send_until
+from worker.host_lookup import HostLookups
+from worker.webhook_post import make_client
+from worker.webhook_sender import Sender, send_until
 
 SECRET = new_secret()
+ROOM = Room(healthy=10, failing=10, per_account=10)
 PROMPT = "A paper boat crosses a puddle."
 
 
@@ -88,10 +91,9 @@ def run_sender(
     allowed = policy or Policy.from_settings(allow_http=True, allow_cidrs=["127.0.0.0/8"])
 
     async def send() -> None:
-        async with make_client() as client:
-            extra = {"resolver": resolver} if resolver else {}
-            sender = Sender(settings, settings.secret_key, database, object_store, client, allowed, **extra)
-            await send_until(sender, stop)
+        async with make_client(16) as client:
+            lookups = HostLookups(allowed, resolver) if resolver else HostLookups(allowed)
+            await send_until(Sender(settings, database, object_store, client, lookups), stop)
 
     thread = threading.Thread(target=lambda: asyncio.run(send()))
     thread.start()
@@ -263,18 +265,18 @@ def test_a_delivery_whose_sender_was_killed_goes_out_again_and_the_late_record_c
 ) -> None:
     cancel_job("http://127.0.0.1:9/hook")
     with unit_of_work(database) as conn:
-        (first,) = take_due(conn, limit=10)
+        (first,) = take_due(conn, ROOM)
     with unit_of_work(database) as conn:
-        assert take_due(conn, limit=10) == []  # leased: nobody else gets it
+        assert take_due(conn, ROOM) == []  # leased: nobody else gets it
         conn.execute(sa.update(webhook_delivery).values(lease_until=sa.text("now() - interval '1 second'")))
     with unit_of_work(database) as conn:
-        (second,) = take_due(conn, limit=10)
+        (second,) = take_due(conn, ROOM)
     assert second.message_id == first.message_id
     with unit_of_work(database) as conn:
-        assert not record(conn, first, Outcome(1, http_status=200))
+        assert record(conn, [(first, Outcome(1, http_status=200))]).kept == frozenset()
     assert [row.status for row in deliveries(database)] == ["leased"]
     with unit_of_work(database) as conn:
-        assert record(conn, second, Outcome(1, http_status=200))
+        assert record(conn, [(second, Outcome(1, http_status=200))]).kept == {second.id}
     assert [row.status for row in deliveries(database)] == ["ok"]
 
 
@@ -286,7 +288,7 @@ def test_many_senders_never_take_the_same_delivery_twice(database, cancel_job) -
     def take() -> None:
         for _ in range(6):
             with unit_of_work(database) as conn:
-                taken.extend(delivery.id for delivery in take_due(conn, limit=3))
+                taken.extend(delivery.id for delivery in take_due(conn, Room(3, 3, 3)))
 
     threads = [threading.Thread(target=take) for _ in range(4)]
     for thread in threads:
