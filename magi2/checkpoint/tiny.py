@@ -21,7 +21,7 @@ from magi2.checkpoint.tiny_vae import write_audio_decoder, write_image_vae, writ
 from magi2.config import NUM_MODALITIES, ModelConfig
 from magi2.packing import TEXT
 
-DEFAULT_SEED = 20260801
+DEFAULT_SEED = 0
 NUM_SHARDS = 2
 # Per MoE head: experts that the averaged bias keeps every token away from, as happens in a trained model.
 NUM_IDLE_EXPERTS = 2

@@ -154,6 +154,9 @@ def _smooth(name: str, shape: tuple[int, ...], generator: torch.Generator) -> to
     for size in shape[2:]:
         taps = torch.tensor([1.0, 2.0, 1.0]) / 4 if size == 3 else torch.ones(1)
         blur = blur[..., None] * taps
+    if name.endswith("decoder.conv_in.conv.weight"):
+        # Guidance adds much that is the same everywhere: let most of it pass by, or it colours all pixels.
+        blur = blur - 0.8 * blur.mean()
     gain = 0.8 if "conv_out" in name else 2.0
     return gain * mix.reshape(*shape[:2], *([1] * blur.ndim)) * blur
 
@@ -196,7 +199,7 @@ def _oobleck_gain(name: str, shape: tuple[int, ...]) -> float:
     """Return the weight norm at which a convolution keeps the size of its input."""
     block, *inner = _oobleck_layer(name)
     if block == len(_OOBLECK_SIZES["strides"]) + 2:
-        return 0.006  # to the loudness of quiet speech
+        return 0.005  # to the loudness of quiet speech
     if inner == [1]:
         into, out, kernel = shape  # transposed: half the kernel's taps meet in each sample
         return math.sqrt(kernel / 2 * out / into)
