@@ -68,6 +68,27 @@ async def test_any_json_object(client: httpx.AsyncClient, farm: Farm, members: d
 
 @QUICK
 @given(
+    prompt=st.text(min_size=1, max_size=30),
+    user=st.none() | st.text(max_size=10),
+    metadata=st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3),
+    seed=st.integers(-2, 2**63 + 1),
+)
+async def test_any_text_is_kept_as_it_came_or_refused(
+    client: httpx.AsyncClient, farm: Farm, prompt: str, user: str | None, metadata: dict[str, str], seed: int
+) -> None:
+    wanted = {"prompt": prompt, "user": user, "metadata": metadata, "seed": seed}
+    before = farm.num_jobs()
+    answer = await client.post("/v1/videos", json=wanted)
+    if answer.status_code == 200:
+        shown = (await client.get(f"/v1/videos/{answer.json()['id']}")).json()
+        assert {name: shown[name] for name in wanted} == wanted
+    else:
+        assert answer.status_code == 422
+    assert farm.num_jobs() - before == int(answer.status_code == 200)
+
+
+@QUICK
+@given(
     data=st.binary(max_size=60)
     | st.text(max_size=60).map(str.encode)
     | ANY.map(lambda value: json.dumps(value).encode())
