@@ -78,7 +78,8 @@ def _lease(conn: Connection) -> Sequence[Row[Any]]:
         .scalar_subquery()
     )
     taken = update(outbox).where(outbox.c.id.in_(free)).values(locked_until=db_after(LEASE_S))
-    return conn.execute(taken.returning(outbox.c.id, outbox.c.payload)).all()
+    rows = conn.execute(taken.returning(outbox.c.id, outbox.c.payload)).all()
+    return sorted(rows, key=lambda row: row.id)
 
 
 def _settle(
