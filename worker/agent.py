@@ -385,4 +385,5 @@ def _group_spec(config: AgentConfig, log_dir: Path) -> GroupSpec:
         deterministic=config.profile.deterministic,
         environment=config.environment,
         log_dir=log_dir,
+        layout=config.profile.layout,
     )

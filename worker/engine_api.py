@@ -20,7 +20,10 @@ ENGINES = {
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """What one rank needs to load its engine; `master_port` is where the ranks meet on loopback."""
+    """What one rank needs to load its engine.
+
+    `master_port` is where the ranks meet on loopback; `layout` holds the profile's flags of the engine.
+    """
 
     profile: str
     rank: int
@@ -29,6 +32,7 @@ class LoadSpec:
     ckpt_root: str | None
     deterministic: bool
     master_port: int = 0
+    layout: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class GroupSpec:
     deterministic: bool
     environment: Mapping[str, str]
     log_dir: Path
+    layout: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,7 @@ class GpuGroup:
                 ckpt_root=spec.ckpt_root,
                 deterministic=spec.deterministic,
                 master_port=port,
+                layout=dict(spec.layout),
             )
             rank.send(protocol.LOAD, engine=spec.engine, spec=asdict(load))
 

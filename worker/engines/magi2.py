@@ -1,0 +1,199 @@
+"""The real engine in a rank: loads one `Magi2Pipeline`, renders, writes the mp4.
+
+The only module of the service that imports torch and the engine, and only when it loads: first it refuses,
+by name, what it could not run with. The engine's typed errors become those of the protocol; anything else is
+left to be a crash. One device per process; parallel layouts and offload are refused: the engine has none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from magi2 import errors
+from magi2.config import EngineConfig
+from magi2.contract import GenerationRequest
+from worker.engine_api import (
+    Engine,
+    EngineError,
+    EngineFault,
+    InvalidInput,
+    LoadRefusedError,
+    LoadSpec,
+    Outcome,
+    OutOfMemory,
+    RenderRequest,
+    RenderResult,
+    Report,
+    Stopped,
+)
+
+if TYPE_CHECKING:
+    from magi2.pipeline import Magi2Pipeline
+
+
+class Magi2Engine:
+    """The pipeline of this process, and the files around it."""
+
+    def __init__(self) -> None:
+        self._pipeline: Magi2Pipeline | None = None
+
+    def load(self, spec: LoadSpec, report: Report) -> None:
+        """Load all weights.
+
+        Raises:
+            LoadRefusedError: Layout, checkpoint or an installed package cannot work; it says what to change.
+        """
+        refuse_hf_kernels()
+        try:
+            refuse_layout(spec)
+            config = _engine_config(spec)
+            # Imported here: it brings torch, and must come after the refusals.
+            from magi2.pipeline import Magi2Pipeline
+
+            self._pipeline = Magi2Pipeline(
+                config, progress=lambda phase, step, total: report("", phase, step, total)
+            )
+        except (errors.LayoutError, errors.CheckpointError) as error:
+            raise LoadRefusedError(str(error)) from error
+
+    def fingerprint(self) -> dict[str, str]:
+        """Name what made a clip."""
+        return self._loaded().fingerprint()
+
+    def validate(self, request: RenderRequest) -> None:
+        """Check the request again, its image's pixels and its prompt's tokens.
+
+        Raises:
+            InvalidInput: Every broken rule.
+        """
+        try:
+            wanted, image = _read(request)
+            self._loaded().validate(wanted, image)
+        except errors.InvalidInput as error:
+            raise _fault_of(error) from error
+
+    def run(
+        self, requests: Sequence[RenderRequest], report: Report, should_stop: Callable[[], bool]
+    ) -> dict[str, Outcome]:
+        """Render the requests one after the other; a stop ends all that are left."""
+        return {request.request_id: self._render(request, report, should_stop) for request in requests}
+
+    def close(self) -> None:
+        """Let go of the weights."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline = None
+
+    def _render(self, request: RenderRequest, report: Report, should_stop: Callable[[], bool]) -> Outcome:
+        from magi2.media.mp4 import write_mp4
+
+        def progress(phase: str, step: int, total: int) -> None:
+            report(request.request_id, phase, step, total)
+
+        pipeline = self._loaded()
+        try:
+            wanted, image = _read(request)
+            rendered = pipeline(wanted, image=image, progress=progress, should_stop=should_stop)
+            progress("mux", 0, 1)
+            began = time.monotonic()
+            write_mp4(Path(request.output_path), rendered.clip, crf=pipeline.config.crf)
+            progress("mux", 1, 1)
+        except errors.EngineFailure as error:
+            return _fault_of(error)
+        stats = asdict(rendered.stats)
+        stats["stage_durations"]["mux"] = time.monotonic() - began
+        return RenderResult(request.output_path, _rounded(stats))
+
+    def _loaded(self) -> Magi2Pipeline:
+        if self._pipeline is None:
+            raise EngineError("the engine is not loaded")
+        return self._pipeline
+
+
+def refuse_hf_kernels() -> None:
+    """Refuse to run beside Hugging Face's `kernels`, which hides this project's package of the same name.
+
+    Raises:
+        LoadRefusedError: It is installed.
+    """
+    try:
+        found = version("kernels")
+    except PackageNotFoundError:
+        return
+    raise LoadRefusedError(
+        f"the package `kernels` {found} (Hugging Face) is installed and collides with this project's own "
+        "package of that name: run `pip uninstall kernels`"
+    )
+
+
+def refuse_layout(spec: LoadSpec) -> None:
+    """Refuse what needs more than one rank, or weights that do not stay on the device.
+
+    Raises:
+        LayoutError: The message names the members of the profile.
+    """
+    asked = [f"{name}: {str(value).lower()}" for name, value in spec.layout.items() if _is_asked(name, value)]
+    if spec.world > 1 or asked:
+        raise errors.LayoutError(
+            f"profile {spec.profile} asks for {spec.world} ranks ({', '.join(asked) or 'no layout'}), but "
+            "parallel layouts and offload are not in this release: use a profile of one rank that holds all weights"
+        )
+
+
+def _is_asked(name: str, value: object) -> bool:
+    """Tell whether a member of a layout asks for more than one plain rank does."""
+    if name == "resident_blocks":  # means nothing where no block is streamed
+        return False
+    return value is True or (isinstance(value, int) and value > 1)
+
+
+def _engine_config(spec: LoadSpec) -> EngineConfig:
+    if not spec.ckpt_root:
+        raise LoadRefusedError(
+            "no checkpoint folder: set MAGI2_CKPT_ROOT to the folder that holds the weights"
+        )
+    # The rank sees exactly one device, whatever its number on the host.
+    device = "cuda:0" if spec.devices else "cpu"
+    return EngineConfig(Path(spec.ckpt_root).expanduser(), device=device, deterministic=spec.deterministic)
+
+
+def _read(request: RenderRequest) -> tuple[GenerationRequest, bytes | None]:
+    image = Path(request.image_path).read_bytes() if request.image_path else None
+    return GenerationRequest.from_json(dict(request.request)), image
+
+
+def _fault_of(error: errors.EngineFailure) -> EngineFault:
+    """Return the protocol's error for one of the engine's.
+
+    Raises:
+        EngineFailure: It has none: the same error, to be a crash.
+    """
+    if isinstance(error, errors.InvalidInput):
+        nameless = [{"field": "request", "code": "invalid_field", "message": str(error)}]
+        return InvalidInput([asdict(problem) for problem in error.problems] or nameless)
+    if isinstance(error, errors.OutOfMemory):
+        return OutOfMemory(error.free_bytes, error.needed_bytes, str(error))
+    if isinstance(error, errors.Stopped):
+        return Stopped(str(error))
+    if isinstance(error, errors.EngineError):
+        return EngineError(str(error))
+    raise error
+
+
+def _rounded(value: Any) -> Any:
+    """Return figures with three decimals: seconds and MiB, for people and for JSON."""
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return value
+
+
+def create() -> Engine:
+    """Return the engine for `make_engine`."""
+    return Magi2Engine()
