@@ -15,7 +15,7 @@ from api.deps import make_services
 from api.head import HeadMiddleware
 from api.problems import REQUEST_ID_HEADER, install
 from api.readiness import ReadinessProbe
-from api.routes import content, health, models, videos
+from api.routes import content, health, models, videos, webhooks
 from farm.settings import Settings
 from farm.webhooks.guard import Resolver
 
@@ -57,7 +57,7 @@ def create_app(
     app.state.services = services
     app.state.key_cache = KeyCache()
     app.state.readiness = ReadinessProbe(services)
-    routers = [module.router for module in (videos, content, models, health)]
+    routers = [module.router for module in (videos, content, webhooks, models, health)]
     for router in routers:
         app.include_router(router)
     install(app, routers)

@@ -14,6 +14,7 @@ from api.members import DAY_S, Members, WebhookMember, read_members
 from api.problems import RefusedError
 from api.reference import Reference, take_reference
 from api.schemas import CreatedWebhook
+from api.webhook_targets import refusal_of
 from farm.accounts import Principal
 from farm.errors import InvalidFieldError, ScopeError
 from farm.groups import live_profiles
@@ -23,13 +24,10 @@ from farm.jobs.submit import JobWebhook, Submission
 from farm.profiles import Profile
 from farm.secretbox import seal
 from farm.storage import input_key
-from farm.webhooks.guard import UrlRefusedError, check_url
 from farm.webhooks.signing import new_secret
 from magi2.contract import GenerationRequest, Problem, Validated, validate
 
 PRIORITY_SCOPE = "videos:priority"
-# Looking a host up at registration is a courtesy; a slow name server must not hold a submit up.
-RESOLVE_TIMEOUT_S = 2.0
 PNG = "image/png"
 
 
@@ -132,17 +130,8 @@ async def _resolve_profile(services: Services, members: Members) -> tuple[Profil
 async def _check_webhook(services: Services, webhook: WebhookMember | None) -> list[Problem]:
     if webhook is None or not webhook.url:
         return []
-    loop = asyncio.get_running_loop()
-    check = loop.run_in_executor(
-        services.resolver_pool, check_url, webhook.url, services.guard, services.resolver
-    )
-    try:
-        await asyncio.wait_for(check, RESOLVE_TIMEOUT_S)
-    except UrlRefusedError as refused:
-        return [Problem("webhook.url", "invalid_field", f"webhook.url: {refused.message}")]
-    except TimeoutError:
-        return []  # the check of every delivery decides
-    return []
+    refusal = await refusal_of(services, webhook.url)
+    return [Problem("webhook.url", "invalid_field", f"webhook.url: {refusal}")] if refusal else []
 
 
 def _accepted(

@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from api.auth import requires
 from api.body import read_body
 from api.deps import Services, ServicesDep
+from api.idempotency import refuse_idempotency_key
 from api.intake import store_input, take_request
 from api.listing import list_query_of
 from api.openapi import LIST_PARAMETERS, SUBMIT_BODY
@@ -25,10 +26,10 @@ from api.schemas import CreatedWebhook, ProblemBody, Video, VideoDeleted, VideoL
 from farm.accounts import Principal
 from farm.clock import monotonic_s
 from farm.db.session import async_unit_of_work
-from farm.errors import InvalidFieldError, NotFoundError
+from farm.errors import NotFoundError
 from farm.ids import is_id
 from farm.jobs.control import delete_job, request_cancel
-from farm.jobs.estimates import eta_s, queue_position
+from farm.jobs.estimates import eta_s, queue_position, queue_positions
 from farm.jobs.job import Job
 from farm.jobs.queries import ListQuery, assets_by_job, get_job, list_jobs
 from farm.jobs.states import State
@@ -51,7 +52,7 @@ Canceler = Annotated[Principal, Depends(requires("videos:cancel"))]
 @router.post("", response_model=Video, responses={"4XX": PROBLEM, "5XX": PROBLEM}, openapi_extra=SUBMIT_BODY)
 async def create_video(request: Request, services: ServicesDep, principal: Writer) -> Response:
     """Accept a request for one video; answers as soon as it is queued."""
-    _refuse_idempotency_key(request)
+    refuse_idempotency_key(request)
     body = await read_body(request, services.body_rules)
     try:
         intake = await take_request(services, principal, body)
@@ -128,13 +129,6 @@ def checked_id(video_id: str) -> str:
     return video_id
 
 
-def _refuse_idempotency_key(request: Request) -> None:
-    # Accepting the header without honouring it would double a job that the client believes to be safe.
-    if "idempotency-key" in request.headers:
-        message = "Idempotency-Key is not supported by this farm yet; send the request without it"
-        raise InvalidFieldError("Idempotency-Key", message)
-
-
 async def _queue(services: Services, submission: Submission) -> View:
     rules = services.settings.rules()
     async with async_unit_of_work(services.engine) as conn:
@@ -156,7 +150,9 @@ def _page(conn: Connection, account_id: str, query: ListQuery) -> tuple[list[Vie
     page = list_jobs(conn, account_id, query)
     finished = [job.id for job in page.jobs if job.state is State.SUCCEEDED]
     assets = assets_by_job(conn, account_id, finished, "video") if finished else {}
-    views = [View(job, assets.get(job.id), queue_position(conn, job)) for job in page.jobs]
+    queued = [job.id for job in page.jobs if job.state is State.QUEUED]
+    positions = queue_positions(conn, queued) if queued else {}
+    views = [View(job, assets.get(job.id), positions.get(job.id)) for job in page.jobs]
     return views, page.has_more
 
 

@@ -114,6 +114,8 @@ async def test_queue_position_counts_those_ahead(client: httpx.AsyncClient) -> N
     urgent = await submit(client, priority="high")
     positions = [(await get(client, video_id)).json()["queue_position"] for video_id in [urgent, *ids]]
     assert positions == [1, 2, 3, 4]
+    page = (await client.get("/v1/videos?order=asc")).json()
+    assert [video["queue_position"] for video in page["data"]] == [2, 3, 4, 1]
 
 
 async def test_entity_tag_follows_the_events_of_the_job(client: httpx.AsyncClient, farm: Farm) -> None:
