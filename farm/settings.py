@@ -127,6 +127,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
         env_nested_delimiter="__",
+        env_ignore_empty=True,  # compose hands on `${NAME:-}`
         extra="ignore",  # unknown names are refused by load_settings, with a better sentence
         frozen=True,
         populate_by_name=True,
@@ -175,7 +176,7 @@ class Settings(BaseSettings):
     @field_validator("secret_key", "key_pepper")
     @classmethod
     def _is_secret(cls, value: SecretStr | None) -> SecretStr | None:
-        text = value.get_secret_value() if value else None
+        text = None if value is None else value.get_secret_value()
         if text is not None and (len(text) < MIN_SECRET_CHARS or len(set(text)) < 10):
             raise ValueError(f"must be {MIN_SECRET_CHARS} random characters or more (openssl rand -hex 32)")
         return value
@@ -231,7 +232,7 @@ def load_settings(
     Raises:
         SettingsError: An unknown name, a missing or a bad value; the message names the variable.
     """
-    given = _given(env_file)
+    given = {name: found for name, found in _given(env_file).items() if found[0]}
     _refuse_unknown(given)
     try:
         values: dict[str, Any] = {
@@ -251,7 +252,7 @@ def environment(env_file: Path | None = ENV_FILE) -> dict[str, str]:
 
 def describe(settings: Settings, env_file: Path | None = ENV_FILE) -> list[SettingLine]:
     """List every setting with its effective value and where it came from."""
-    given = _given(env_file)
+    given = {name: found for name, found in _given(env_file).items() if found[0]}
     lines = []
     for path, name in sorted(_env_names().items(), key=lambda item: item[1]):
         value: Any = settings

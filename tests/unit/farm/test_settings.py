@@ -154,6 +154,25 @@ def test_a_role_says_which_secret_it_needs():
         load_settings().require("secret_key", "key_pepper")
 
 
+def test_an_empty_value_counts_as_not_set(environment):
+    for name in ("FARM_SECRET_KEY", "FARM_WORKER__PROFILE", "FARM_API_PORT", "S3_ENDPOINT_URL"):
+        environment.setenv(name, "")
+    settings = load_settings()
+    origins = {line.name: line.origin for line in describe(settings)}
+    assert origins["FARM_API_PORT"] == "default"
+    assert (settings.secret_key, settings.worker.profile, settings.api_port) == (None, None, 8000)
+    assert settings.s3_endpoint_url is None
+    with refused("FARM_SECRET_KEY"):
+        settings.require("secret_key")
+
+
+def test_an_empty_secret_file_is_refused(environment, tmp_path):
+    (tmp_path / "key").write_text("\n")
+    environment.setenv("FARM_SECRET_KEY_FILE", str(tmp_path / "key"))
+    with refused("FARM_SECRET_KEY: must be 32 random characters"):
+        load_settings()
+
+
 def test_a_role_with_its_secrets_goes_on(environment):
     environment.setenv("FARM_SECRET_KEY", secrets.token_hex(32))
     load_settings().require("secret_key")
