@@ -15,6 +15,10 @@ from kernels.rms_norm import rms_norm
 
 SINKHORN_ITERATIONS = 20
 SINKHORN_EPS = 1e-12
+# On the host, so few tokens at a time that torch keeps each of the many small steps on one thread: waking
+# the others costs more than it saves, and far more where cores are shared. A device takes all tokens at
+# once.
+_SINKHORN_HOST_TOKENS = 1024
 
 
 class MixingWeights(NamedTuple):
@@ -70,13 +74,9 @@ def sinkhorn(logits_LSS: Tensor) -> Tensor:
     Returns:
         fp32, rows (over the last dim) summing to one.
     """
-    # Tokens last: sums over a dim of four are slow when that dim is innermost.
-    m_SSL = logits_LSS.permute(1, 2, 0).contiguous()
-    m_SSL = torch.exp(m_SSL - m_SSL.amax(dim=(0, 1)))
-    for _ in range(SINKHORN_ITERATIONS):
-        m_SSL = m_SSL / (m_SSL.sum(dim=0, keepdim=True) + SINKHORN_EPS)
-        m_SSL = m_SSL / (m_SSL.sum(dim=1, keepdim=True) + SINKHORN_EPS)
-    return m_SSL.permute(2, 0, 1)
+    if logits_LSS.device.type != "cpu":
+        return _balance(logits_LSS)
+    return torch.cat([_balance(chunk) for chunk in torch.split(logits_LSS, _SINKHORN_HOST_TOKENS)])
 
 
 def pre_mix(s_LSC: Tensor, pre_LS: Tensor) -> Tensor:
@@ -99,3 +99,13 @@ def post_mix(s_LSC: Tensor, gate: Gates, out_LC: Tensor) -> Tensor:
         mixed.addcmul_(residual[:, :, j, None], s_LSC[:, j, None].float())
     mixed.addcmul_(post[:, :, None], out_LC[:, None].float())
     return mixed.to(s_LSC.dtype)
+
+
+def _balance(logits_LSS: Tensor) -> Tensor:
+    # Tokens last: sums over a dim of four are slow when that dim is innermost.
+    m_SSL = logits_LSS.permute(1, 2, 0).contiguous()
+    m_SSL = torch.exp(m_SSL - m_SSL.amax(dim=(0, 1)))
+    for _ in range(SINKHORN_ITERATIONS):
+        m_SSL = m_SSL / (m_SSL.sum(dim=0, keepdim=True) + SINKHORN_EPS)
+        m_SSL = m_SSL / (m_SSL.sum(dim=1, keepdim=True) + SINKHORN_EPS)
+    return m_SSL.permute(2, 0, 1)

@@ -37,6 +37,17 @@ def test_sinkhorn_ends_with_rows_of_one(streams: int) -> None:
     torch.testing.assert_close(m.sum(dim=2), torch.ones(50, streams))
 
 
+def test_sinkhorn_of_many_tokens_is_that_of_each() -> None:
+    logits = spread(2500, 3)
+    whole = mhc.sinkhorn(logits)
+    for first in (0, 1023, 1024, 2499):
+        torch.testing.assert_close(mhc.sinkhorn(logits[first : first + 1]), whole[first : first + 1])
+
+
+def test_sinkhorn_of_no_tokens_is_empty() -> None:
+    assert mhc.sinkhorn(torch.zeros(0, 4, 4)).shape == (0, 4, 4)
+
+
 @pytest.mark.parametrize("streams", [2, 4])
 def test_sinkhorn_divides_columns_first(streams: int) -> None:
     logits = spread(20, streams).double()
