@@ -20,8 +20,10 @@ from magi2.vae.constants import LATENT_CHANNELS, SPATIAL_FACTOR, TEMPORAL_FACTOR
 
 _NORM_EPS = 1e-8
 _PATCH = 2
-# Values of one slice in the norm: bounds each of its fp32 temporaries to 256 MiB.
+# Values of one slice in the norm. On a GPU it bounds each fp32 temporary to 256 MiB; on the CPU they stay in
+# the processor's caches.
 _NORM_SLICE_VALUES = 2**26
+_NORM_SLICE_VALUES_CPU = 2**18
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,18 @@ def rms_norm(x_BCTYX: Tensor, eps: float, *, num_edge: int = 0) -> Tensor:
         num_edge: How often the first and the last frame of the result are repeated around it, 0 or 1.
     """
     batch, channels, num_steps, rows, columns = x_BCTYX.shape
-    padded = x_BCTYX.new_empty((batch, channels, num_steps + 2 * num_edge, rows, columns))
+    is_cpu = x_BCTYX.device.type == "cpu"
+    padded = torch.empty(
+        (batch, channels, num_steps + 2 * num_edge, rows, columns),
+        dtype=x_BCTYX.dtype,
+        device=x_BCTYX.device,
+        # The convolution takes over this layout. With the channels innermost oneDNN needs half the time,
+        # cuDNN on an H200 half as much again.
+        memory_format=torch.channels_last_3d if is_cpu else torch.contiguous_format,
+    )
     out = padded[:, :, num_edge : num_edge + num_steps]
-    per_slice = max(1, _NORM_SLICE_VALUES // (channels * rows * columns))
+    slice_values = _NORM_SLICE_VALUES_CPU if is_cpu else _NORM_SLICE_VALUES
+    per_slice = max(1, slice_values // (channels * rows * columns))
     for start in range(0, num_steps, per_slice):
         part = x_BCTYX[:, :, start : start + per_slice]
         scale = part.float().square().mean(dim=1, keepdim=True).add_(eps).rsqrt_()
