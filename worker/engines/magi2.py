@@ -141,7 +141,7 @@ def refuse_layout(spec: LoadSpec) -> None:
     if spec.world > 1 or asked:
         raise errors.LayoutError(
             f"profile {spec.profile} asks for {spec.world} ranks ({', '.join(asked) or 'no layout'}), but "
-            "parallel layouts and offload are not in this release: use a profile of one rank that holds all weights"
+            "parallel layouts and offload are not in this release: use a profile of one rank without them"
         )
 
 

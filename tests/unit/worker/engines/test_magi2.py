@@ -1,0 +1,91 @@
+import pytest
+
+from magi2 import errors
+from magi2.contract import Problem
+from worker.engine_api import EngineError, InvalidInput, LoadRefusedError, LoadSpec, OutOfMemory, Stopped
+from worker.engines import magi2
+from worker.engines.magi2 import Magi2Engine
+
+
+def spec(**members):
+    return LoadSpec(
+        **{
+            "profile": "sp4",
+            "rank": 0,
+            "world": 1,
+            "devices": (),
+            "ckpt_root": "/weights",
+            "deterministic": False,
+            **members,
+        }
+    )
+
+
+def ignore(*_):
+    """Take a report."""
+
+
+def test_hugging_face_kernels_are_refused_by_name(monkeypatch):
+    monkeypatch.setattr(magi2, "version", lambda _name: "0.16.2")
+    with pytest.raises(LoadRefusedError, match=r"`kernels` 0\.16\.2 .*pip uninstall kernels"):
+        Magi2Engine().load(spec(), ignore)
+
+
+def test_our_own_package_of_that_name_is_no_reason_to_refuse():
+    magi2.refuse_hf_kernels()
+
+
+@pytest.mark.parametrize(
+    ("members", "named"),
+    [
+        ({"world": 4, "layout": {"ulysses": 4}}, "4 ranks (ulysses: 4)"),
+        ({"layout": {"layerwise": True}}, "layerwise: true"),
+        ({"layout": {"dlo": True, "data_parallel": 2}}, "dlo: true, data_parallel: 2"),
+    ],
+)
+def test_layout_that_is_not_in_this_release_is_refused_with_its_members(members, named):
+    with pytest.raises(LoadRefusedError, match="not in this release") as refusal:
+        Magi2Engine().load(spec(**members), ignore)
+    assert named in str(refusal.value)
+    assert "profile sp4" in str(refusal.value)
+
+
+def test_plain_layout_of_one_rank_is_accepted():
+    magi2.refuse_layout(spec(layout={"tp": 1, "ulysses": 1, "dlo": False, "ep": None, "resident_blocks": 4}))
+
+
+def test_missing_checkpoint_is_refused_with_the_variable_to_set():
+    with pytest.raises(LoadRefusedError, match="MAGI2_CKPT_ROOT"):
+        Magi2Engine().load(spec(ckpt_root=None), ignore)
+
+
+def test_rank_uses_the_one_device_that_it_sees():
+    assert magi2._engine_config(spec(devices=(5,))).device == "cuda:0"
+    assert magi2._engine_config(spec()).device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (errors.OutOfMemory(1 << 30, 2 << 30), OutOfMemory),
+        (errors.Stopped("stopped after step 3"), Stopped),
+        (errors.EngineError("the latents are not finite"), EngineError),
+        (errors.InvalidInput([Problem("prompt", "prompt_too_long", "too long")]), InvalidInput),
+        (errors.InvalidInput("the video size is odd"), InvalidInput),
+    ],
+)
+def test_typed_errors_of_the_engine_keep_their_kind_and_their_words(raised, told):
+    fault = magi2._fault_of(raised)
+    assert type(fault) is told
+    assert str(fault) == str(raised)
+
+
+def test_error_without_a_counterpart_stays_itself_and_becomes_a_crash():
+    with pytest.raises(errors.CheckpointError):
+        magi2._fault_of(errors.CheckpointError("gone"))
+
+
+def test_engine_that_is_not_loaded_says_so():
+    with pytest.raises(EngineError, match="not loaded"):
+        Magi2Engine().fingerprint()
+    Magi2Engine().close()
