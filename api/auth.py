@@ -5,6 +5,7 @@ remembered. With `AUTH=none` (loopback only) every caller is one local account w
 """
 
 import hashlib
+import ipaddress
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
@@ -13,7 +14,8 @@ from fastapi import Request
 from api.deps import Services, get_services
 from farm.accounts import SCOPES, Principal, authenticate, ensure_account, parse_key
 from farm.clock import monotonic_s
-from farm.errors import AuthenticationError, ScopeError
+from farm.errors import AuthenticationError, FarmError, ScopeError
+from farm.settings import Settings
 
 CACHE_TTL_S = 5.0
 CACHE_ENTRIES = 1024
@@ -64,6 +66,7 @@ async def _principal_of(request: Request, services: Services) -> Principal:
     cache: KeyCache = request.app.state.key_cache
     client_ip = request.client.host if request.client else None
     if services.settings.auth == "none":
+        _refuse_strangers(request, services.settings)
         return await _local_principal(cache, services)
     text = _key_text(request)
     if text is None or parse_key(text) is None:
@@ -77,6 +80,29 @@ async def _principal_of(request: Request, services: Services) -> Principal:
         raise AuthenticationError
     cache.put(text, client_ip, found)
     return found
+
+
+def _refuse_strangers(request: Request, settings: Settings) -> None:
+    """Keep web pages out of a farm without keys: a browser on this machine would send their requests.
+
+    Raises:
+        FarmError: The host is no name of loopback (DNS rebinding), or the request comes from a page
+        elsewhere.
+    """
+    origin = request.headers.get("origin")
+    is_own_page = origin in {None, f"{request.url.scheme}://{request.url.netloc}", *settings.cors_origins}
+    if is_own_page and _is_loopback(request.url.hostname or ""):
+        return
+    message = "without keys the farm answers only as 127.0.0.1 or localhost, and to no foreign web page"
+    raise FarmError("ip_not_allowed", 403, message)
+
+
+def _is_loopback(host: str) -> bool:
+    """Tell whether a host can only be this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def _local_principal(cache: KeyCache, services: Services) -> Principal:

@@ -4,6 +4,7 @@ Everything here is cheap to build and contacts nothing until it is used, so a pr
 database or the store is away; `/readyz` tells the difference.
 """
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,13 +21,15 @@ from farm.clock import now
 from farm.db.session import async_unit_of_work, make_async_engine
 from farm.profiles import Profiles, load_profiles
 from farm.settings import Settings
-from farm.storage import ObjectStore
+from farm.storage import ObjectStore, StorageError
 from farm.webhooks.guard import Policy, Resolver, system_resolver
 
 T = TypeVar("T")
 
 IMAGE_THREADS = 2
 RESOLVER_THREADS = 4
+STORE_THREADS = 16
+STORE_TIMEOUT_S = 60.0
 REDIS_TIMEOUT_S = 1.0
 
 
@@ -53,6 +56,8 @@ class Services:
     resolver_pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(RESOLVER_THREADS, "resolver")
     )
+    # Of its own, so that a store which hangs holds up nothing but what needs it.
+    store_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(STORE_THREADS, "store"))
     # Set by the server: from its first stop signal on, waiting requests must answer at once.
     is_stopping: Callable[[], bool] = _never
 
@@ -61,10 +66,23 @@ class Services:
         async with async_unit_of_work(self.engine) as conn:
             return await conn.run_sync(query, *arguments)
 
+    async def in_store(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Run a blocking call of the object store in a thread.
+
+        Raises:
+            StorageError: From the call, or because it took too long; the call itself may still end well.
+        """
+        loop = asyncio.get_running_loop()
+        running = loop.run_in_executor(self.store_pool, call, *arguments)
+        try:
+            return await asyncio.wait_for(running, STORE_TIMEOUT_S)
+        except TimeoutError as exc:
+            raise StorageError from exc
+
     async def close(self) -> None:
         """Give every connection and thread back."""
-        self.image_pool.shutdown(wait=False, cancel_futures=True)
-        self.resolver_pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self.image_pool, self.resolver_pool, self.store_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         await self.broker.aclose()
         await self.engine.dispose()
 

@@ -5,7 +5,6 @@ nothing. The image is decoded in a child process and lies in a temporary file un
 into the store.
 """
 
-import asyncio
 from dataclasses import dataclass, replace
 
 from api.body import Body
@@ -99,7 +98,7 @@ async def store_input(services: Services, intake: Intake) -> Submission:
     if image is None:
         return submission
     key = input_key(submission.account_id, image.sha256)
-    stored = await asyncio.to_thread(services.store.put, key, image.path, PNG)
+    stored = await services.in_store(services.store.put, key, image.path, PNG)
     asset = NewAsset(
         kind="input",
         key=key,

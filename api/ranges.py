@@ -7,6 +7,7 @@ neither lets a client make the server do more than it asked for.
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from farm.storage import ObjectBody
@@ -56,10 +57,11 @@ def read_range(header: str | None, num_bytes: int) -> Span | None:
     return Span(start, end)
 
 
-async def stream(body: ObjectBody) -> AsyncIterator[bytes]:
+async def stream(body: ObjectBody, pool: Executor) -> AsyncIterator[bytes]:
     """Pass the bytes of the store on, read in threads; the connection goes back however it ends."""
+    loop = asyncio.get_running_loop()
     try:
-        while chunk := await asyncio.to_thread(body.read, CHUNK_BYTES):
+        while chunk := await loop.run_in_executor(pool, body.read, CHUNK_BYTES):
             yield chunk
     finally:
         body.close()

@@ -5,7 +5,6 @@ out. The name offered for download is made from the id. Links are secrets: they 
 cached.
 """
 
-import asyncio
 from typing import Annotated, Literal
 
 import structlog
@@ -103,7 +102,9 @@ async def _through_the_api(request: Request, services: Services, asset: Asset, f
     if request.scope.get("is_head", False):
         return Response(status_code=status, headers=headers, media_type=asset.media_type)
     body = await _open(services, asset, span)
-    return StreamingResponse(stream(body), status_code=status, headers=headers, media_type=asset.media_type)
+    return StreamingResponse(
+        stream(body, services.store_pool), status_code=status, headers=headers, media_type=asset.media_type
+    )
 
 
 def _span_of(request: Request, asset: Asset, tag: str) -> Span | None:
@@ -116,7 +117,7 @@ def _span_of(request: Request, asset: Asset, tag: str) -> Span | None:
 async def _open(services: Services, asset: Asset, span: Span | None) -> ObjectBody:
     start, end = (span.start, span.end) if span else (0, None)
     try:
-        return await asyncio.to_thread(services.store.open_range, asset.key, start, end)
+        return await services.in_store(services.store.open_range, asset.key, start, end)
     except ObjectMissingError as exc:
         log.exception("object_missing", job_id=asset.job_id, kind=asset.kind)
         raise ContentExpiredError(str(asset.job_id)) from exc

@@ -148,8 +148,31 @@ async def test_open_farm_on_loopback_needs_no_key(settings: Settings, farm: Farm
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://farm") as anybody,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as anybody,
     ):
         video_id = (await anybody.post("/v1/videos", json={**SUBMIT, "priority": "high"})).json()["id"]
-        assert (await anybody.get(f"/v1/videos/{video_id}")).status_code == 200
+        assert (await anybody.get(f"http://127.0.0.1:8000/v1/videos/{video_id}")).status_code == 200
     assert farm.num_jobs() == 1
+
+
+async def test_open_farm_answers_no_web_page_but_its_own(settings: Settings, farm: Farm) -> None:
+    options = {"auth": "none", "cors_origins": ["https://app.example.com"]}
+    app = create_app(settings.model_copy(update=options))
+    transport = httpx.ASGITransport(app)
+    cases = {
+        ("http://localhost:8000", "http://localhost:8000"): 200,
+        ("http://[::1]:8000", "https://app.example.com"): 200,
+        ("http://localhost:8000", "https://evil.example.com"): 403,
+        ("http://localhost:8000", "null"): 403,
+        ("http://rebound.example.com:8000", None): 403,
+    }
+    found = {}
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport) as page:
+        for base, origin in cases:
+            headers = {"Origin": origin} if origin else {}
+            files = {name: (None, str(value)) for name, value in SUBMIT.items()}
+            found[base, origin] = (
+                await page.post(f"{base}/v1/videos", files=files, headers=headers)
+            ).status_code
+    assert found == cases
+    assert farm.num_jobs() == 2

@@ -1,7 +1,9 @@
 """`POST /v1/videos`: what is accepted in which spelling, and that a refusal leaves nothing behind."""
 
+import asyncio
 import base64
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -350,6 +352,24 @@ async def test_store_that_is_away_refuses_images_and_takes_text(
     assert (image.status_code, image.json()["code"]) == (503, "no_storage")
     assert farm.num_jobs() == 0
     assert (await client.post("/v1/videos", json=SUBMIT)).status_code == 200
+
+
+async def test_store_that_hangs_holds_up_images_only(
+    client: httpx.AsyncClient, farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from api import deps
+    from farm.storage import ObjectStore
+
+    release = threading.Event()
+    monkeypatch.setattr(ObjectStore, "put", lambda *_: release.wait(30))
+    monkeypatch.setattr(deps, "STORE_TIMEOUT_S", 0.3)
+    submits = [_submit_image(client, image_bytes()) for _ in range(20)]
+    texts = [client.post("/v1/videos", json=SUBMIT) for _ in range(3)]
+    answers = await asyncio.gather(*submits, *texts)
+    release.set()
+    assert {answer.status_code for answer in answers[:20]} == {503}
+    assert {answer.status_code for answer in answers[20:]} == {200}
+    assert farm.num_jobs() == 3
 
 
 async def test_temporary_files_are_gone_after_a_submit_and_after_a_refusal(
