@@ -203,7 +203,8 @@ def _read_decoder(path: Path) -> dict[str, object]:
         raise CheckpointError(f"{path.name}: the file is missing; expected at {path}")
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys() if name.startswith(_PREFIX)}  # noqa: SIM118
+            names = list(file.keys())
+            return {name: file.get_tensor(name) for name in names if name.startswith(_PREFIX)}
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
             f"{path.name}: cannot be read as safetensors; it is damaged or incomplete ({error})"
