@@ -1,7 +1,7 @@
 """Turn the files of a golden folder into test cases.
 
-A golden test module defines `golden_cases(golden_dir) -> dict[fixture name, list of values or pytest.param]`; every test
-that takes one of these fixtures runs once a value. A fixture without a value gives no test.
+A golden test module defines `golden_cases(golden_dir) -> dict[fixture name, list of values or pytest.param]`;
+every test that takes one of these fixtures runs once a value. A fixture without a value gives no test.
 """
 
 from pathlib import Path
@@ -20,7 +20,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # A fixture without values would be reported as skipped; no case means no test.
-    empty = [i for i in items if any("got empty parameter set" in str(m.kwargs.get("reason", "")) for m in i.iter_markers("skip"))]
+    empty = [
+        i
+        for i in items
+        if any("got empty parameter set" in str(m.kwargs.get("reason", "")) for m in i.iter_markers("skip"))
+    ]
     if empty:
         config.hook.pytest_deselected(items=empty)
         items[:] = [i for i in items if i not in empty]

@@ -17,7 +17,11 @@ NOT_DATA = re.compile(r"README\.md|.*\.py|.*\.pyc")
 def files_of(golden_dir: Path, set_name: str) -> list[Path]:
     """Every data file below one set's folder, in a fixed order; none when the folder is absent."""
     root = golden_dir / set_name
-    return sorted(p for p in root.rglob("*") if p.is_file() and not NOT_DATA.fullmatch(p.name)) if root.is_dir() else []
+    return (
+        sorted(p for p in root.rglob("*") if p.is_file() and not NOT_DATA.fullmatch(p.name))
+        if root.is_dir()
+        else []
+    )
 
 
 def matching(golden_dir: Path, set_name: str, pattern: str) -> list[Path]:
