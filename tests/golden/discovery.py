@@ -1,15 +1,15 @@
 """Which files of a golden folder belong to which set, and a register of the files that no rule claims.
 
-A golden folder holds up to three sets, `dit/`, `vae/` and `pipeline/`; a set that is absent has no cases. Each test
-module of a set names its files by regular expressions over the file name, at any depth below the set's folder
-(`FILES`), so that another folder of the same form runs unchanged. A file that no expression claims is an error.
+A golden folder holds up to three sets, `dit/`, `vae/` and `pipeline/`; an absent set has no cases. Each
+test module of a set names its files by regular expressions over the file name, at any depth below the set's
+folder (`FILES`), so that another folder of the same form runs unchanged. A file that none claims is an error.
 """
 
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-# Sets of later releases: their folders are known and left alone (the 1080p refiner is not part of the product yet).
+# Sets of later releases: known, and left alone (the 1080p refiner is not part of the product yet).
 LATER_SETS = frozenset({"refiner"})
 NOT_DATA = re.compile(r"README\.md|.*\.py|.*\.pyc")
 
@@ -30,7 +30,7 @@ def matching(golden_dir: Path, set_name: str, pattern: str) -> list[Path]:
 
 
 def unclaimed(golden_dir: Path, set_name: str, patterns: Iterable[str]) -> Iterator[Path]:
-    """Yield the files of a set that no pattern claims; a pattern with a slash is matched against the relative path."""
+    """Yield the files that no pattern claims; a pattern with a slash is matched against the relative path."""
     compiled = [re.compile(p) for p in patterns]
     for path in files_of(golden_dir, set_name):
         relative = path.relative_to(golden_dir / set_name).as_posix()
