@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from magi2.commands import generate, probe, tiny_checkpoint, verify_checkpoint
 from magi2.commands.console import Exit, refuse, refuse_usage
-from magi2.config import engine_environment
+from magi2.config import engine_environment, wait_passively
 from magi2.errors import EngineFailure
 
 COMMANDS = (generate, tiny_checkpoint, verify_checkpoint, probe)
@@ -29,6 +29,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = make_parser().parse_args(words)
+    wait_passively()
     try:
         engine_environment()
     except ValueError as error:
