@@ -57,7 +57,7 @@ def test_every_state_has_its_word_for_openai_and_its_error_or_none(state: State)
     assert (video.completed_at is not None) == (state is State.SUCCEEDED)
     assert (video.urls.cancel is None) == (state in TERMINAL)
     assert (video.urls.content is None) == (state is not State.SUCCEEDED)
-    assert video.progress == (100 if state is State.SUCCEEDED else 99)
+    assert (video.progress, video.step) == ((100, 100) if state is State.SUCCEEDED else (99, 0))
 
 
 @pytest.mark.parametrize("state", [State.CANCELED, State.EXPIRED])
