@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from sqlalchemy import text
 
 from farm.db.session import unit_of_work
 from farm.jobs.job import Rules
@@ -113,6 +114,15 @@ def test_no_transaction_is_open_while_the_broker_is_asked(driver):
 
     relay_once(driver.engine, publish)
     assert open_ones == [0]
+
+
+def test_rows_that_another_relay_is_taking_are_not_waited_for(driver, broker):
+    taken, free = driver.submit(), driver.submit()
+    with unit_of_work(driver.engine) as conn:
+        row = text("SELECT 1 FROM outbox WHERE payload->>'job_id' = :id FOR UPDATE")
+        conn.execute(row, {"id": taken.id})
+        assert relay_once(driver.engine, broker.publish) == 1
+    assert broker.rung == [(free.id, "tiny-cpu")]
 
 
 def test_relays_at_the_same_time_share_the_rows(driver, broker):

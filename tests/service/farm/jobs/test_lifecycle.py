@@ -1,11 +1,15 @@
 """From the heartbeat to the end: leases, success, failure, sweeps, and who wins when two come at once."""
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import text
 
 from farm import groups
+from farm.db.session import unit_of_work
 from farm.errors import AlreadyFinishedError
 from farm.jobs import lifecycle
 from farm.jobs.control import delete_job, request_cancel
@@ -357,3 +361,26 @@ def test_groups_that_went_silent_do_not_serve_their_profile(driver):
     driver.age(job.id, queue_deadline="1 second")
     driver.run(lifecycle.expire_queued)
     assert driver.job(job.id).error["code"] == "profile_unavailable"
+
+
+@pytest.mark.parametrize("sweep", [lifecycle.reap_leases, lifecycle.expire_queued])
+def test_sweeps_lock_accounts_in_the_order_of_their_ids_so_that_they_cannot_deadlock(driver, sweep):
+    first, second = sorted([driver.new_account(), driver.new_account()])
+    # The older job, which every other order would treat first, belongs to the account with the higher id.
+    for account in (second, first):
+        job = driver.submit(account)
+        time.sleep(0.002)
+        if sweep is lifecycle.reap_leases:
+            driver.claim()
+        driver.age(
+            job.id, **{"lease_until" if sweep is lifecycle.reap_leases else "queue_deadline": "1 second"}
+        )
+    with ThreadPoolExecutor(1) as pool:
+        with unit_of_work(driver.engine) as conn:
+            conn.execute(text("SELECT 1 FROM account_usage WHERE account_id = :id FOR UPDATE"), {"id": first})
+            waiting = pool.submit(driver.run, sweep)
+            waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            while driver.sql(f"{waits} AND datname = current_database()") == []:
+                assert not waiting.done()
+            driver.sql("SELECT 1 FROM account_usage WHERE account_id = :id FOR UPDATE NOWAIT", id=second)
+        assert waiting.result() == 2
