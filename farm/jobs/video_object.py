@@ -102,7 +102,8 @@ def _progress_members(job: Job) -> dict[str, Any]:
     return {
         "state": job.state.value,
         "phase": job.phase if job.is_active else None,
-        "step": job.step,
+        # The last report of a quick clip may be older than its last step.
+        "step": job.steps if job.state is State.SUCCEEDED else job.step,
         "total_steps": job.steps,
         "attempt": job.epoch,
         "retry_count": job.retry_count,
