@@ -98,7 +98,7 @@ def _create_api_key() -> None:
         ),
         sa.PrimaryKeyConstraint("id8", name=op.f("pk_api_key")),
     )
-    op.create_index(op.f("ix_api_key_account_id"), "api_key", ["account_id"], unique=False)
+    op.create_index(op.f("ix_api_key_account_id"), "api_key", ["account_id"])
 
 
 def _create_job() -> None:
@@ -170,53 +170,36 @@ def _create_job() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_job")),
         postgresql_with={"autovacuum_vacuum_scale_factor": "0.01"},
     )
-    op.create_index("ix_job_account_state", "job", ["account_id", "state"], unique=False)
+    op.create_index("ix_job_account_state", "job", ["account_id", "state"])
     op.create_index(
         "ix_job_claim",
         "job",
         ["profile", "account_id", "rank_at", "id"],
-        unique=False,
         postgresql_where=sa.text("state = 'queued'"),
     )
     op.create_index(
-        "ix_job_deleted",
-        "job",
-        ["deleted_at"],
-        unique=False,
-        postgresql_where=sa.text("deleted_at IS NOT NULL"),
+        "ix_job_deleted", "job", ["deleted_at"], postgresql_where=sa.text("deleted_at IS NOT NULL")
     )
     op.create_index(
-        "ix_job_finished",
-        "job",
-        ["profile", "finished_at"],
-        unique=False,
-        postgresql_where=sa.text("state = 'succeeded'"),
+        "ix_job_finished", "job", ["profile", "finished_at"], postgresql_where=sa.text("state = 'succeeded'")
     )
     op.create_index(
         "ix_job_lease",
         "job",
         ["lease_until"],
-        unique=False,
         postgresql_where=sa.text("state IN ('starting', 'running', 'uploading')"),
     )
     op.create_index(
         "ix_job_list",
         "job",
         ["account_id", sa.text("created_at DESC"), sa.text("id DESC")],
-        unique=False,
         postgresql_where=sa.text("deleted_at IS NULL"),
     )
-    op.create_index("ix_job_metadata", "job", ["metadata"], unique=False, postgresql_using="gin")
+    op.create_index("ix_job_metadata", "job", ["metadata"], postgresql_using="gin")
     op.create_index(
-        "ix_job_rank",
-        "job",
-        ["profile", "rank_at", "id"],
-        unique=False,
-        postgresql_where=sa.text("state = 'queued'"),
+        "ix_job_rank", "job", ["profile", "rank_at", "id"], postgresql_where=sa.text("state = 'queued'")
     )
-    op.create_index(
-        "ix_job_ttl", "job", ["queue_deadline"], unique=False, postgresql_where=sa.text("state = 'queued'")
-    )
+    op.create_index("ix_job_ttl", "job", ["queue_deadline"], postgresql_where=sa.text("state = 'queued'"))
 
 
 def _create_asset() -> None:
@@ -292,7 +275,6 @@ def _create_job_attempt() -> None:
         "ix_job_attempt_garbage",
         "job_attempt",
         ["ended_at"],
-        unique=False,
         postgresql_where=sa.text(
             "uploading_at IS NOT NULL AND cleaned_at IS NULL AND outcome <> 'succeeded'"
         ),
@@ -334,12 +316,8 @@ def _create_outbox() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_outbox")),
         postgresql_with={"autovacuum_vacuum_scale_factor": "0.01"},
     )
-    op.create_index(
-        "ix_outbox_sent", "outbox", ["sent_at"], unique=False, postgresql_where=sa.text("sent_at IS NOT NULL")
-    )
-    op.create_index(
-        "ix_outbox_unsent", "outbox", ["id"], unique=False, postgresql_where=sa.text("sent_at IS NULL")
-    )
+    op.create_index("ix_outbox_sent", "outbox", ["sent_at"], postgresql_where=sa.text("sent_at IS NOT NULL"))
+    op.create_index("ix_outbox_unsent", "outbox", ["id"], postgresql_where=sa.text("sent_at IS NULL"))
 
 
 def _create_account() -> None:
@@ -392,7 +370,7 @@ def _create_api_key() -> None:
         ),
         sa.PrimaryKeyConstraint("id8", name=op.f("pk_api_key")),
     )
-    op.create_index(op.f("ix_api_key_account_id"), "api_key", ["account_id"], unique=False)
+    op.create_index(op.f("ix_api_key_account_id"), "api_key", ["account_id"])
 
 
 def _create_job() -> None:
@@ -464,53 +442,36 @@ def _create_job() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_job")),
         postgresql_with={"autovacuum_vacuum_scale_factor": "0.01"},
     )
-    op.create_index("ix_job_account_state", "job", ["account_id", "state"], unique=False)
+    op.create_index("ix_job_account_state", "job", ["account_id", "state"])
     op.create_index(
         "ix_job_claim",
         "job",
         ["profile", "account_id", "rank_at", "id"],
-        unique=False,
         postgresql_where=sa.text("state = 'queued'"),
     )
     op.create_index(
-        "ix_job_deleted",
-        "job",
-        ["deleted_at"],
-        unique=False,
-        postgresql_where=sa.text("deleted_at IS NOT NULL"),
+        "ix_job_deleted", "job", ["deleted_at"], postgresql_where=sa.text("deleted_at IS NOT NULL")
     )
     op.create_index(
-        "ix_job_finished",
-        "job",
-        ["profile", "finished_at"],
-        unique=False,
-        postgresql_where=sa.text("state = 'succeeded'"),
+        "ix_job_finished", "job", ["profile", "finished_at"], postgresql_where=sa.text("state = 'succeeded'")
     )
     op.create_index(
         "ix_job_lease",
         "job",
         ["lease_until"],
-        unique=False,
         postgresql_where=sa.text("state IN ('starting', 'running', 'uploading')"),
     )
     op.create_index(
         "ix_job_list",
         "job",
         ["account_id", sa.text("created_at DESC"), sa.text("id DESC")],
-        unique=False,
         postgresql_where=sa.text("deleted_at IS NULL"),
     )
-    op.create_index("ix_job_metadata", "job", ["metadata"], unique=False, postgresql_using="gin")
+    op.create_index("ix_job_metadata", "job", ["metadata"], postgresql_using="gin")
     op.create_index(
-        "ix_job_rank",
-        "job",
-        ["profile", "rank_at", "id"],
-        unique=False,
-        postgresql_where=sa.text("state = 'queued'"),
+        "ix_job_rank", "job", ["profile", "rank_at", "id"], postgresql_where=sa.text("state = 'queued'")
     )
-    op.create_index(
-        "ix_job_ttl", "job", ["queue_deadline"], unique=False, postgresql_where=sa.text("state = 'queued'")
-    )
+    op.create_index("ix_job_ttl", "job", ["queue_deadline"], postgresql_where=sa.text("state = 'queued'"))
 
 
 def _create_asset() -> None:
@@ -586,7 +547,6 @@ def _create_job_attempt() -> None:
         "ix_job_attempt_garbage",
         "job_attempt",
         ["ended_at"],
-        unique=False,
         postgresql_where=sa.text(
             "uploading_at IS NOT NULL AND cleaned_at IS NULL AND outcome <> 'succeeded'"
         ),
@@ -628,9 +588,5 @@ def _create_outbox() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_outbox")),
         postgresql_with={"autovacuum_vacuum_scale_factor": "0.01"},
     )
-    op.create_index(
-        "ix_outbox_sent", "outbox", ["sent_at"], unique=False, postgresql_where=sa.text("sent_at IS NOT NULL")
-    )
-    op.create_index(
-        "ix_outbox_unsent", "outbox", ["id"], unique=False, postgresql_where=sa.text("sent_at IS NULL")
-    )
+    op.create_index("ix_outbox_sent", "outbox", ["sent_at"], postgresql_where=sa.text("sent_at IS NOT NULL"))
+    op.create_index("ix_outbox_unsent", "outbox", ["id"], postgresql_where=sa.text("sent_at IS NULL"))
