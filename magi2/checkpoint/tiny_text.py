@@ -64,6 +64,7 @@ def write_text_encoder(directory: Path, *, width: int, seed: int) -> None:
 
 
 def _train_tokenizer() -> Any:
+    # Slow, and needed by `tiny-checkpoint` alone.
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
 
