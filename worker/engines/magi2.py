@@ -90,7 +90,7 @@ class Magi2Engine:
             self._pipeline = None
 
     def _render(self, request: RenderRequest, report: Report, should_stop: Callable[[], bool]) -> Outcome:
-        from magi2.media.mp4 import write_mp4
+        from magi2.media.mp4 import write_mp4  # pulls torch, which only a loaded engine may
 
         def progress(phase: str, step: int, total: int) -> None:
             report(request.request_id, phase, step, total)
