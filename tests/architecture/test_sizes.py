@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from tests.architecture.tree import Function, files, modules, text_of
+from tests.architecture.tree import Function, files, modules
 
 MODULE_LIMIT = 600
 SILENCED = re.compile(r"#\s*(?:noqa|type:\s*ignore)(?P<rest>.*)")
@@ -58,10 +58,5 @@ def test_no_module_is_a_drawer() -> None:
 
 
 def test_every_module_opens_with_what_it_is() -> None:
-    silent = [path for path in files() if path.endswith(".py") and not _opens_with_docstring(path)]
+    silent = [module.path for module in modules() if not module.source.startswith(('"""', 'r"""'))]
     assert silent == []
-
-
-def _opens_with_docstring(path: str) -> bool:
-    text = text_of(path).lstrip()
-    return text.startswith(('"""', 'r"""', "#!")) or (path.startswith("tests/") and not text)
