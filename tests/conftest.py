@@ -1,11 +1,15 @@
 """Hooks of every tier: the folder of a test is its marker, and a golden run may use another folder."""
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
+
+# Before any test imports torch: its idle threads sleep instead of spinning (`magi2.config.wait_passively`).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A busy machine is no failure: generated examples are never judged by their time.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
