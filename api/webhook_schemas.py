@@ -59,7 +59,7 @@ class RotateSecret(_Body):
     keep_old_secret_active_for_24_hours: bool = False
 
 
-class TestRequest(_Body):
+class SampleRequest(_Body):
     """Which event to send a sample of."""
 
     event_type: EventType = "webhook.test"

@@ -30,7 +30,7 @@ from api.webhook_schemas import (
     PublicKeys,
     ReplayRange,
     RotateSecret,
-    TestRequest,
+    SampleRequest,
     WebhookDelivery,
     WebhookDeliveryDetail,
     WebhookDeliveryList,
@@ -203,12 +203,12 @@ async def rotate_webhook_secret(
     return _with_secret(services, endpoint, secret)
 
 
-@router.post("/webhook_endpoints/{endpoint_id}/test", openapi_extra=_body_of(TestRequest))
+@router.post("/webhook_endpoints/{endpoint_id}/test", openapi_extra=_body_of(SampleRequest))
 async def test_webhook_endpoint(
     endpoint_id: str, request: Request, services: ServicesDep, principal: Manager
 ) -> WebhookEndpointTest:
     """Send a sample of an event, once, and return what the receiver answered."""
-    body = await _read(request, services, TestRequest)
+    body = await _read(request, services, SampleRequest)
     _check_event_types([body.event_type], "event_type")
     account_id = principal.account_id
     delivery_id = await services.read(_begin_test, account_id, _checked(endpoint_id, "we"), body.event_type)
