@@ -91,6 +91,35 @@ def test_both_ends_of_every_special_v4_range_are_refused(network: str) -> None:
         assert refused("https://example.com/", resolver=answering(str(address))) == "address"
 
 
+WRAPPED = {
+    "v4-mapped": lambda v4: 0xFFFF << 32 | v4,
+    "6to4": lambda v4: 0x2002 << 112 | v4 << 80 | 1,
+    "Teredo client": lambda v4: (
+        0x2001_0000 << 96 | int(ipaddress.IPv4Address(PUBLIC)) << 64 | v4 ^ 0xFFFF_FFFF
+    ),
+    "Teredo server": lambda v4: (
+        0x2001_0000 << 96 | v4 << 64 | int(ipaddress.IPv4Address(PUBLIC)) ^ 0xFFFF_FFFF
+    ),
+    "NAT64": lambda v4: 0x64FF9B << 96 | v4,
+}
+
+
+@pytest.mark.parametrize("network", [str(net) for net in FORBIDDEN_V4])
+@pytest.mark.parametrize("form", WRAPPED)
+def test_both_ends_of_every_special_v4_range_are_refused_in_every_v6_form(network: str, form: str) -> None:
+    net = ipaddress.IPv4Network(network)
+    for inner in (net[0], net[-1]):
+        address = ipaddress.IPv6Address(WRAPPED[form](int(inner)))
+        assert refused("https://example.com/", resolver=answering(str(address))) == "address"
+        assert refused("https://example.com/", resolver=answering(PUBLIC, str(address))) == "address"
+
+
+@pytest.mark.parametrize("form", WRAPPED)
+def test_every_v6_form_of_a_public_address_is_told_apart(form: str) -> None:
+    public = ipaddress.IPv6Address(WRAPPED[form](int(ipaddress.IPv4Address(PUBLIC))))
+    assert unsafe_because(public) is None
+
+
 @pytest.mark.parametrize(
     "address",
     [
