@@ -41,7 +41,7 @@ from worker.attempt import (
     Tools,
     plain,
 )
-from worker.devices import check_deterministic, check_devices
+from worker.devices import DeviceError, check_deterministic, check_devices
 from worker.engine_api import RenderRequest, RenderResult
 from worker.group import GpuGroup, GroupCrashError, GroupSpec, GroupStuckError, GroupTimes
 from worker.group_folder import take_folder
@@ -149,12 +149,17 @@ class Agent:
         """Serve until drained; this thread starts the ranks and must live as long as the process.
 
         Raises:
-            AgentError: The engine refuses to load, or a thread of the agent died.
+            AgentError: The engine refuses to load, or the agent itself is broken.
         """
-        self._settle_in()
         try:
+            self._settle_in()
             while not self.is_leaving:
                 self._turn()
+        except (AgentError, DeviceError) as error:
+            raise AgentError(str(error)) from error
+        except Exception as error:
+            log.error("agent_broke", exc_info=error)
+            raise AgentError(f"the agent broke on {type(error).__name__}; see the log") from error
         finally:
             self._move_out()
 

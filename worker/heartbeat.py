@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 SAFETY_S = 5.0
 SAFETY_SHARE = 6.0
 RETRY_S = 1.0
+STOP_S = 10.0
 
 
 class Lease:
@@ -123,7 +124,8 @@ class Heartbeat:
         """Stop beating, and leave a last word on the group's row if the database is there."""
         self._stopping.set()
         self._wake.set()
-        self._thread.join(timeout=self._interval_s + 10.0)
+        if self._thread.is_alive():
+            self._thread.join(timeout=self._interval_s + STOP_S)
         self.show(final_state)
         try:
             self._beat_group()

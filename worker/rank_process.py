@@ -22,7 +22,7 @@ from typing import IO, Any
 from worker import protocol
 from worker.protocol import Message, ProtocolError, Writer
 
-TAIL_LINES = 200
+TAIL_LINES, TAIL_CHARS = 200, 500
 LOG_BYTES = 5 * 1024 * 1024
 LINE_BYTES = 64 * 1024
 SEND_TIMEOUT_S = 10.0
@@ -164,6 +164,6 @@ class RankProcess:
         with stream:
             for raw in iter(lambda: stream.readline(LINE_BYTES), b""):
                 line = raw.decode("utf-8", "replace").rstrip("\n")
-                self._tail.append(line)
+                self._tail.append(line[:TAIL_CHARS])
                 file.emit(logging.makeLogRecord({"msg": line, "args": None}))
         file.close()
