@@ -8,21 +8,13 @@ import pytest
 from sqlalchemy import Engine
 
 from farm.settings import Settings
-from tests.service.worker.harness import AgentThread, Bench, WorkerProcess
-
-ROOT = Path(__file__).parents[3]
+from tests.service.worker.harness import OF_WORKERS, AgentThread, Bench, WorkerProcess
 
 
 @pytest.fixture
 def farm_environment(farm_environment: dict[str, str]) -> dict[str, str]:
     """Let leases be short, and ranks load the engines of the tests."""
-    return {
-        **farm_environment,
-        "FARM_WORKER__LEASE_S": "4",
-        "FARM_WORKER__HEARTBEAT_S": "0.3",
-        "MAGI2_TESTING": "1",
-        "PYTHONPATH": str(ROOT),
-    }
+    return farm_environment | OF_WORKERS
 
 
 @pytest.fixture

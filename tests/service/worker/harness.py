@@ -33,6 +33,13 @@ from worker.liveness import StallLimits
 
 DEADLINE_S = 60.0
 PROFILE = "tiny-cpu"
+# Short leases, and the engines of the tests; the working directory is not that of the sources.
+OF_WORKERS = {
+    "FARM_WORKER__LEASE_S": "4",
+    "FARM_WORKER__HEARTBEAT_S": "0.3",
+    "MAGI2_TESTING": "1",
+    "PYTHONPATH": str(Path(__file__).parents[3]),
+}
 QUICK = GroupTimes(
     stall=StallLimits(load_s=30, first_step_s=20, step_s=20, other_s=20),
     cancel_grace_s=10,

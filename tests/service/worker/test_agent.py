@@ -4,7 +4,9 @@ import hashlib
 import json
 from dataclasses import replace
 from io import BytesIO
+from types import SimpleNamespace
 
+import psycopg
 import pytest
 import redis
 import sqlalchemy
@@ -251,6 +253,84 @@ def test_agent_whose_job_was_taken_over_uploads_nothing(bench, start_agent, s3):
     assert (now.state, now.epoch, now.group_id) == (State.STARTING, 2, "group_of_another_agent")
     assert bench.assets(job) == {}
     assert stored_keys(s3) == set()
+
+
+@pytest.mark.req("F-20")
+def test_upload_that_outlasts_the_lease_is_garbage_that_nobody_sees(bench, start_agent, s3, monkeypatch):
+    agent = start_agent()
+    store = agent.agent._tools.store
+    put = store.put
+
+    def slow_put(key, source, media_type):
+        if key.endswith("video.mp4"):
+            bench.take_over(job, "group_of_another_agent")
+        return put(key, source, media_type)
+
+    monkeypatch.setattr(store, "put", slow_put)
+    job = bench.submit()
+    wait_until(lambda: bench.job(job.id).epoch == 2, "the takeover in mid-upload")
+    wait_until(lambda: bench.group_state(agent.agent.group_id) == "ready", "the agent letting go")
+    now = bench.job(job.id)
+    assert (now.state, now.group_id, now.result) == (State.STARTING, "group_of_another_agent", None)
+    assert bench.assets(job) == {}
+    assert all("/e1/" in key for key in stored_keys(s3))
+
+
+@pytest.fixture
+def outage(postgres, settings):
+    """Return a function that closes the test's database to everybody, and one that opens it again."""
+    name = settings.database_url.rpartition("/")[2]
+    with psycopg.connect(postgres.url_of("postgres"), autocommit=True) as admin:
+
+        def cut():
+            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+
+        def begin():
+            admin.execute(f"ALTER DATABASE {name} WITH ALLOW_CONNECTIONS false")
+            cut()
+
+        def end():
+            admin.execute(f"ALTER DATABASE {name} WITH ALLOW_CONNECTIONS true")
+
+        yield SimpleNamespace(cut=cut, begin=begin, end=end)
+        end()
+
+
+def test_cut_connections_do_not_stop_a_render(bench, start_agent, outage):
+    start_agent()
+    job = bench.submit(chaos(step_s=0.05), steps=40)
+    bench.wait_for_step(job)
+    outage.cut()
+    done = bench.wait(job, State.SUCCEEDED, State.FAILED)
+    assert (done.state, done.epoch) == (State.SUCCEEDED, 1)
+
+
+def test_database_that_stays_away_ends_the_render_with_the_lease(bench, start_agent, outage):
+    agent = start_agent()
+    pids = agent.pids
+    job = bench.submit(chaos(step_s=0.2), steps=150)
+    bench.wait_for_step(job)
+    outage.begin()
+    wait_until(lambda: agent.agent._heartbeat._lease.lost, "the lease being over")
+    wait_until(lambda: not agent.agent._is_busy, "the agent letting go")
+    outage.end()
+    wait_until(lambda: bench.sweep() or bench.job(job.id).epoch == 2, "the second attempt")
+    assert bench.job(job.id).infra_losses == 1
+    assert agent.pids == pids
+    bench.cancel(job)
+    bench.wait(job, State.CANCELED)
+
+
+def test_defect_of_the_agent_ends_it_with_a_reason(start_agent, monkeypatch):
+    agent = start_agent()
+
+    def defect():
+        raise LookupError("nobody thought of this")
+
+    monkeypatch.setattr(agent.agent, "_claim", defect)
+    agent.thread.join(60)
+    assert "broke on LookupError" in str(agent.failure)
+    assert agent.pids == []
 
 
 def test_attempt_that_takes_too_long_fails_for_good(bench, start_agent):
