@@ -8,12 +8,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from magi2.commands import generate, probe, tiny_checkpoint, verify_checkpoint
+from magi2.commands import generate, plan, probe, tiny_checkpoint, verify_checkpoint
 from magi2.commands.console import Exit, refuse, refuse_usage
 from magi2.config import engine_environment, wait_passively
 from magi2.errors import EngineFailure
 
-COMMANDS = (generate, tiny_checkpoint, verify_checkpoint, probe)
+COMMANDS = (generate, plan, tiny_checkpoint, verify_checkpoint, probe)
 
 
 def make_parser() -> argparse.ArgumentParser:

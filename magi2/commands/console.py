@@ -11,7 +11,7 @@ from enum import IntEnum
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from magi2.errors import CheckpointError, EngineFailure, InvalidInput
+from magi2.errors import CheckpointError, EngineFailure, InvalidInput, LayoutError
 
 
 class Exit(IntEnum):
@@ -37,6 +37,8 @@ def refuse(failure: EngineFailure) -> Exit:
     """Print every reason of a failure and return the exit code that it means."""
     if isinstance(failure, InvalidInput):
         return refuse_usage([problem.message for problem in failure.problems] or [str(failure)])
+    if isinstance(failure, LayoutError):
+        return refuse_usage([str(failure)])
     if isinstance(failure, CheckpointError):
         for problem in failure.problems:
             note(f"checkpoint: {problem}")

@@ -1,0 +1,41 @@
+"""`python -m magi2 plan`: the table, a layout's rows, and its refusals."""
+
+import pytest
+
+from magi2.__main__ import main
+
+
+def test_without_a_layout_the_usual_ones_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("--ulysses 4 ") and " 60.49 " in line for line in lines)
+    assert any(line.startswith("--layerwise ") and " 11.65 " in line for line in lines)
+
+
+def test_a_profile_stands_for_its_flags_and_a_flag_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--profile", "sp4", "--ulysses", "8", "--vae-patch-parallel", "8"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("layout --ulysses 8 --vae-patch-parallel 8: 8 ranks, 540p")
+    assert "43.60 GiB" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--profile", "sp5"], "--profile sp5: profiles.yaml has no such row; there are sp4,"),
+        (["--tp", "8"], "12 MoE heads do not divide by --tp 8"),
+        (["--ring", "2"], "--ring: attention is spread by heads"),
+        (["--ulysses", "4", "--device-memory", "80"], "--ulysses 4 does not fit: 110.5 GiB of device memory"),
+        (["--layerwise", "--host-memory", "100"], "265.2 GiB of host memory needed, 100.0 GiB there"),
+    ],
+)
+def test_layout_that_cannot_work_is_refused(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(["plan", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_unqualified_world_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--ulysses", "6"]) == 0
+    assert "--ulysses 6 is unqualified: 6 ranks" in capsys.readouterr().err
