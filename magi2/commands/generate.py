@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from magi2.commands.checkpoint_folder import checkpoint_folder
-from magi2.commands.console import Exit, note, phase_bars, say
+from magi2.commands.console import Exit, counted, note, phase_bars, say
 from magi2.config import DTYPES, EngineConfig, engine_environment
 from magi2.contract import GenerationRequest, ImageFacts, Problem, default_limits, validate
 from magi2.errors import InvalidInput
@@ -154,7 +154,8 @@ def _render(job: _Job) -> None:
 def _report(job: _Job, rendered: Rendered, durations: Mapping[str, float]) -> None:
     clip, peak = rendered.clip, rendered.stats.peak_memory_mb
     say(f"{job.output}: {clip.width}x{clip.height}, 125 frames at 12.5 fps, 10 s of stereo sound, checked")
-    say(f"seed {job.request.seed}, {job.request.num_inference_steps} steps at {job.request.tier}")
+    steps = counted(job.request.num_inference_steps, "step")
+    say(f"seed {job.request.seed}, {steps} at {job.request.tier}")
     say(", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in durations.items()))
     if peak is not None:
         say(f"peak device memory {peak:.0f} MiB")

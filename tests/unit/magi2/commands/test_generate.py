@@ -1,0 +1,149 @@
+"""`generate`: every rule from the command line, and one real clip."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from magi2.contract import TIERS, Tier
+
+ENOUGH = ("generate", "--prompt", "a red kite")
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    path = tmp_path / "first.png"
+    Image.new("RGB", (64, 48), "orange").save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--prompt", " "], "prompt is required and must not be blank"),
+        (["--prompt", "x" * 60_001], "60001"),
+        (["--prompt", '{"global_layer": "text"}'], "no usable caption text"),
+        (["--seconds", "5"], "seconds must be 10"),
+        (["--num-frames", "124"], "num_frames must be 125 (got 124)"),
+        (["--fps", "25"], "fps must be 12.5 (got 25)"),
+        (["--resolution", "1080p"], "resolution must be 272p or 540p"),
+        (["--size", "896"], "size must look like 896x512"),
+        (["--size", "640x480"], "size must be 448x256 or 896x512"),
+        (["--size", "448x256", "--resolution", "540p"], "resolution 540p means 896x512"),
+        (["--output-width", "640"], "must be given together"),
+        (["--output-width", "641", "--output-height", "480"], "must be even integers"),
+        (["--num-inference-steps", "0"], "num_inference_steps must be an integer from 1 to 200"),
+        (["--seed", "-1"], "seed must be an integer from 0"),
+        (["--negative-prompt", "blur"], "field negative_prompt is not supported"),
+    ],
+)
+def test_broken_rule_is_one_clear_line_and_exit_2(magi2: Callable, words: list[str], line: str) -> None:
+    outcome = magi2(*ENOUGH, *words)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert len(outcome.err.splitlines()) == 1
+    assert line in outcome.err
+
+
+def test_all_broken_rules_are_reported_at_once(magi2: Callable) -> None:
+    outcome = magi2("generate", "--seconds", "5", "--seed", "x", "--fps", "24")
+    assert outcome.code == 2
+    assert len(outcome.err.splitlines()) == 4
+
+
+def test_image_that_is_not_there_is_named(magi2: Callable, tmp_path: Path) -> None:
+    outcome = magi2(*ENOUGH, "--image", tmp_path / "absent.png")
+    assert outcome.code == 2
+    assert "absent.png cannot be read: No such file" in outcome.err
+
+
+def test_image_that_is_no_image_is_refused(magi2: Callable, tmp_path: Path) -> None:
+    (tmp_path / "note.png").write_text("no image", encoding="utf-8")
+    outcome = magi2(*ENOUGH, "--image", tmp_path / "note.png")
+    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+    assert "still PNG, JPEG or WebP" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("size", "line"), [((640, 20), "at least 32x32"), ((1024, 64), "too elongated for 272p")]
+)
+def test_image_of_a_bad_size_is_refused(
+    magi2: Callable, tmp_path: Path, size: tuple[int, int], line: str
+) -> None:
+    Image.new("RGB", size).save(tmp_path / "bad.png")
+    outcome = magi2(*ENOUGH, "--resolution", "272p", "--image", tmp_path / "bad.png")
+    assert outcome.code == 2
+    assert line in outcome.err
+
+
+def test_second_image_is_refused(magi2: Callable, picture: Path) -> None:
+    outcome = magi2(*ENOUGH, "--image", picture, "--image", picture)
+    assert outcome.code == 2
+    assert "exactly one image is supported (got 2)" in outcome.err
+
+
+def test_output_folder_must_exist(magi2: Callable, tmp_path: Path) -> None:
+    outcome = magi2(*ENOUGH, "--output", tmp_path / "absent/clip.mp4")
+    assert outcome.code == 2
+    assert "the folder does not exist" in outcome.err
+
+
+def test_checkpoint_must_be_named_somewhere(magi2: Callable) -> None:
+    outcome = magi2(*ENOUGH)
+    assert outcome.code == 2
+    assert "MAGI2_CKPT_ROOT" in outcome.err
+
+
+def test_checkpoint_that_does_not_fit_is_reported_whole_with_exit_1(magi2: Callable, tmp_path: Path) -> None:
+    outcome = magi2(*ENOUGH, "--checkpoint", tmp_path, "--output", tmp_path / "clip.mp4")
+    assert outcome.code == 1
+    assert outcome.err.count("is missing") == 10
+    assert not (tmp_path / "clip.mp4").exists()
+
+
+def test_checkpoint_of_the_environment_is_used(
+    magi2: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = magi2
+    monkeypatch.setenv("MAGI2_CKPT_ROOT", str(tmp_path / "from-environment"))
+    outcome = run(*ENOUGH, "--output", tmp_path / "clip.mp4")
+    assert outcome.code == 1
+    assert "from-environment" in outcome.err
+
+
+def test_clip_is_written_with_its_image_and_its_seed_is_told(
+    magi2: Callable, monkeypatch: pytest.MonkeyPatch, tiny_root: Path, picture: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(TIERS, "272p", Tier("272p", 64, 64, 2))
+    few = ("--resolution", "272p", "--num-inference-steps", "1", "--device", "cpu")
+    places = ("--checkpoint", tiny_root, "--image", picture, "--output", tmp_path / "clip.mp4")
+    outcome = magi2(*ENOUGH, *few, *places)
+    assert outcome.code == 0, outcome.err
+    seed = outcome.err.split("--seed ")[1].split()[0]
+    assert f"seed {seed}, 1 step at 272p" in outcome.out
+    for stage in ("load", "text_encode", "image_encode", "denoise", "decode_video", "decode_audio", "mux"):
+        assert f"{stage} " in outcome.out
+    assert magi2("probe", tmp_path / "clip.mp4", "--width", "64", "--height", "64").code == 0
+
+
+def test_real_272p_clip_keeps_the_contract(tiny_root: Path, tmp_path: Path) -> None:
+    clip = tmp_path / "clip.mp4"
+    words = ["generate", "--prompt", "rain on a tin roof", "--resolution", "272p", "--seed", "1"]
+    words += ["--num-inference-steps", "1", "--device", "cpu", "--checkpoint", tiny_root, "--output", clip]
+    words += ["--output-width", "320", "--output-height", "180"]
+    made = subprocess.run(
+        [sys.executable, "-m", "magi2", *map(str, words)], capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    assert "drawn" not in made.stderr
+    probed = subprocess.run(
+        [sys.executable, "-m", "magi2", "probe", clip], capture_output=True, text=True, check=False
+    )
+    assert probed.returncode == 0, probed.stderr
+    video, audio = json.loads(probed.stdout)["streams"]
+    assert (video["width"], video["height"], video["avg_frame_rate"]) == (320, 180, "25/2")
+    assert (video["nb_frames"], audio["sample_rate"], audio["channels"]) == (125, 44_100, 2)
