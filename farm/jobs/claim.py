@@ -11,17 +11,16 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, text
+from sqlalchemy import Connection, text
 
-from farm.db.tables import job_attempt
 from farm.jobs.job import DEFAULT_RULES, Claimed, Job, Rules
 from farm.jobs.states import State
-from farm.jobs.transition import transition
+from farm.jobs.transition import Locked, move
 
 URGENT_PRIORITY = 5
 MAX_ACCOUNTS = 8
 # Work that another claim holds for a moment is looked for again, this long and after pauses of this length.
-PATIENCE_S = 0.5
+PATIENCE_S = 1.0
 PAUSE_S = (0.003, 0.015)
 GROUP_FRESH_S = 30
 _RANDOM = secrets.SystemRandom()
@@ -49,22 +48,22 @@ _ACCOUNTS = text(
     LIMIT :max_accounts
     """  # noqa: S608 - the only thing put in is the constant above
 )
-_LOCK_ACCOUNT = text(
-    """
-    SELECT u.account_id
-    FROM account_usage u
-    JOIN account a ON a.id = u.account_id
-    WHERE u.account_id = :account_id AND a.status = 'active'
-      AND u.running < coalesce((a.limits->>'max_running')::int, :max_running)
-    FOR UPDATE OF u SKIP LOCKED
-    """
-)
-_LOCK_JOB = text(
+# One statement: the account's row first, and only once it is locked, its first job that nobody else has.
+_TAKE = text(
     f"""
-    SELECT j.id, j.exec_timeout_s FROM job j
-    WHERE j.account_id = :account_id AND {_ELIGIBLE}
-    ORDER BY j.rank_at, j.id LIMIT 1
-    FOR UPDATE SKIP LOCKED
+    WITH mine AS MATERIALIZED (
+        SELECT u.account_id
+        FROM account_usage u
+        JOIN account a ON a.id = u.account_id
+        WHERE u.account_id = :account_id AND a.status = 'active'
+          AND u.running < coalesce((a.limits->>'max_running')::int, :max_running)
+        FOR UPDATE OF u SKIP LOCKED)
+    SELECT head.*, clock_timestamp() AS now_at
+    FROM mine CROSS JOIN LATERAL (
+        SELECT j.* FROM job j
+        WHERE j.account_id = mine.account_id AND {_ELIGIBLE}
+        ORDER BY j.rank_at, j.id LIMIT 1
+        FOR UPDATE SKIP LOCKED) head
     """  # noqa: S608 - the only thing put in is the constant above
 )
 
@@ -101,45 +100,35 @@ def claim(
     while True:
         accounts = conn.execute(_ACCOUNTS, values).scalars().all()
         for account_id in accounts:
-            found = _take(conn, {**values, "account_id": account_id})
-            if found is not None:
-                return Claimed(_start(conn, found, group_id, boot_id, rules), rules.lease_s)
+            locked = _take(conn, {**values, "account_id": account_id})
+            if locked is not None:
+                return Claimed(_start(conn, locked, group_id, boot_id, rules), rules.lease_s)
         if not accounts or time.monotonic() > give_up_s:
             return None
         time.sleep(_RANDOM.uniform(*PAUSE_S))
 
 
-def _take(conn: Connection, values: dict[str, Any]) -> Row[Any] | None:
+def _take(conn: Connection, values: dict[str, Any]) -> Locked | None:
     """Lock an account and its first job; leave nothing locked when either cannot be had at once."""
     savepoint = conn.begin_nested()
-    if conn.execute(_LOCK_ACCOUNT, values).first() is not None:
-        found = conn.execute(_LOCK_JOB, values).one_or_none()
-        if found is not None:
-            savepoint.commit()
-            return found
-    savepoint.rollback()
-    return None
+    row = conn.execute(_TAKE, values).mappings().one_or_none()
+    if row is None:
+        savepoint.rollback()
+        return None
+    savepoint.commit()
+    return Locked.from_row(row)
 
 
-def _start(conn: Connection, found: Row[Any], group_id: str, boot_id: str, rules: Rules) -> Job:
-    started = transition(
+def _start(conn: Connection, locked: Locked, group_id: str, boot_id: str, rules: Rules) -> Job:
+    started = move(
         conn,
-        found.id,
+        locked,
         to=State.STARTING,
         event_data={"group": group_id},
-        after_s={"lease_until": rules.lease_s, "attempt_deadline": found.exec_timeout_s},
+        attempt={"worker_boot_id": boot_id},
+        after_s={"lease_until": rules.lease_s, "attempt_deadline": locked.job.exec_timeout_s},
         group_id=group_id,
     )
     if started is None:
-        raise RuntimeError(f"{found.id} was locked as queued and could not be started")
-    attempt = {
-        "job_id": started.id,
-        "epoch": started.epoch,
-        "group_id": group_id,
-        "worker_boot_id": boot_id,
-        "profile": started.profile,
-        "queued_at": started.queued_at,
-        "started_at": started.started_at,
-    }
-    conn.execute(insert(job_attempt).values(**attempt))
+        raise RuntimeError(f"{locked.job.id} was locked as queued and could not be started")
     return started

@@ -4,19 +4,18 @@ Each locks the job first, so it and a worker's write are one after the other: wh
 the other sees it.
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Connection, select
 
 from farm.accounts import max_queued
-from farm.clock import db_now
 from farm.db.tables import account_usage
 from farm.errors import AlreadyFinishedError, NotFoundError, NotRetryableError, QueueFullError
 from farm.jobs.job import DEFAULT_RULES, PRIORITY_HEAD_START, Job, Rules
 from farm.jobs.policy import error_of
 from farm.jobs.states import RETRYABLE, State
-from farm.jobs.transition import lock_job, record_event, transition
+from farm.jobs.transition import Locked, lock_job, move, record_event
 from magi2.contract import GenerationRequest, wave_key
 
 
@@ -27,10 +26,10 @@ def request_cancel(conn: Connection, account_id: str, job_id: str, by: str) -> J
         NotFoundError: Unknown, deleted, or of another account.
         AlreadyFinishedError: The job has ended, canceled or otherwise.
     """
-    found, _ = _lock_visible(conn, account_id, job_id)
-    if found.is_finished:
-        raise AlreadyFinishedError(job_id, found.state)
-    return _stop(conn, found, by)
+    locked = _lock_visible(conn, account_id, job_id)
+    if locked.job.is_finished:
+        raise AlreadyFinishedError(job_id, locked.job.state)
+    return _stop(conn, locked, by)
 
 
 def delete_job(conn: Connection, account_id: str, job_id: str, by: str) -> Job:
@@ -39,10 +38,10 @@ def delete_job(conn: Connection, account_id: str, job_id: str, by: str) -> Job:
     Raises:
         NotFoundError: Unknown, deleted before, or of another account.
     """
-    found, at = _lock_visible(conn, account_id, job_id)
-    if not found.is_finished:
-        _stop(conn, found, by)
-    return record_event(conn, job_id, "deleted", {"by": by}, deleted_at=at)
+    locked = _lock_visible(conn, account_id, job_id)
+    if not locked.job.is_finished:
+        _stop(conn, locked, by)
+    return record_event(conn, locked, "deleted", {"by": by}, deleted_at=locked.at)
 
 
 def retry(
@@ -69,41 +68,36 @@ def retry(
     Raises:
         NotFoundError, NotRetryableError, QueueFullError: As their names say.
     """
-    found, at = _lock_visible(conn, account_id, job_id)
-    if found.state not in RETRYABLE:
-        raise NotRetryableError(job_id, found.state)
-    _check_room(conn, account_id, rules)
-    columns = _fresh_budget(found, at, priority if priority is not None else found.priority)
+    locked = _lock_visible(conn, account_id, job_id)
+    found = locked.job
+    if found.state in RETRYABLE:
+        _check_room(conn, account_id, rules)
+    columns = _fresh_budget(locked, priority if priority is not None else found.priority)
     if seed is not None:
         request = GenerationRequest.from_json({**found.params, "seed": seed})
         columns |= {"seed": seed, "params": request.to_json(), "wave_key": wave_key(request)}
     if profile is not None:
         columns |= {"profile": profile, "requested_profile": profile}
-    again = transition(conn, job_id, to=State.QUEUED, from_states=RETRYABLE, **columns)
+    again = move(conn, locked, to=State.QUEUED, from_states=RETRYABLE, **columns)
     if again is None:
         raise NotRetryableError(job_id, found.state)
     return again
 
 
-def _stop(conn: Connection, found: Job, by: str) -> Job:
+def _stop(conn: Connection, locked: Locked, by: str) -> Job:
+    found = locked.job
+    asked: dict[str, Any] = {"cancel_requested_at": locked.at, "cancel_by": by}
     if found.state is State.QUEUED:
-        asked: dict[str, Any] = {
-            "cancel_requested_at": db_now(),
-            "cancel_by": by,
-            "error": error_of("canceled"),
-        }
-        canceled = transition(conn, found.id, to=State.CANCELED, event_data={"by": by}, **asked)
-        return canceled or found
+        error = error_of("canceled")
+        return move(conn, locked, to=State.CANCELED, event_data={"by": by}, error=error, **asked) or found
     if found.cancel_requested_at is not None:
         return found
-    return record_event(
-        conn, found.id, "cancel_requested", {"by": by}, cancel_requested_at=db_now(), cancel_by=by
-    )
+    return record_event(conn, locked, "cancel_requested", {"by": by}, **asked)
 
 
-def _lock_visible(conn: Connection, account_id: str, job_id: str) -> tuple[Job, datetime]:
+def _lock_visible(conn: Connection, account_id: str, job_id: str) -> Locked:
     locked = lock_job(conn, job_id)
-    if locked is None or locked[0].account_id != account_id or locked[0].deleted_at is not None:
+    if locked is None or locked.job.account_id != account_id or locked.job.deleted_at is not None:
         raise NotFoundError(job_id)
     return locked
 
@@ -117,7 +111,8 @@ def _check_room(conn: Connection, account_id: str, rules: Rules) -> None:
         raise QueueFullError(limit)
 
 
-def _fresh_budget(found: Job, at: datetime, priority: int) -> dict[str, Any]:
+def _fresh_budget(locked: Locked, priority: int) -> dict[str, Any]:
+    at = locked.at
     return {
         "attempts": 0,
         "infra_losses": 0,
@@ -127,11 +122,11 @@ def _fresh_budget(found: Job, at: datetime, priority: int) -> dict[str, Any]:
         "upload_failures": 0,
         "crash_groups": [],
         "avoid_group": None,
-        "retry_count": found.retry_count + 1,
+        "retry_count": locked.job.retry_count + 1,
         "cancel_requested_at": None,
         "cancel_by": None,
         "priority": priority,
         "queued_at": at,
         "rank_at": at - priority * PRIORITY_HEAD_START,
-        "queue_deadline": at + timedelta(seconds=found.expires_in_s),
+        "queue_deadline": at + timedelta(seconds=locked.job.expires_in_s),
     }

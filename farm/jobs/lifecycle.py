@@ -8,6 +8,7 @@ in `farm/jobs/control.py`.
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, or_, select, update
@@ -19,7 +20,7 @@ from farm.jobs.job import DEFAULT_RULES, Beat, Job, NewAsset, Rules
 from farm.jobs.phases import Progress
 from farm.jobs.policy import Action, Failure, FailureKind, decide, error_of
 from farm.jobs.states import ACTIVE, State
-from farm.jobs.transition import lock_job, transition
+from farm.jobs.transition import Locked, lock_job, move, transition
 
 # An agent that is alive ends an attempt at its deadline by itself; the sweep waits so much longer for it.
 DEADLINE_GRACE_S = 120.0
@@ -83,25 +84,25 @@ def succeed(conn: Connection, job_id: str, epoch: int, result: Result) -> bool:
     output is garbage, which a sweep removes.
     """
     held = _lock_held(conn, job_id, epoch)
-    if held is None or held.state is not State.UPLOADING:
+    if held is None or held.job.state is not State.UPLOADING:
         return False
-    if held.cancel_requested_at is not None:
-        finish_cancel(conn, job_id, epoch)
+    if held.job.cancel_requested_at is not None:
+        _cancel(conn, held)
         return False
     rows = [
         {
             **asdict(stored),
             "id": new_id("asset"),
-            "account_id": held.account_id,
+            "account_id": held.job.account_id,
             "job_id": job_id,
             "epoch": epoch,
-            "expires_at": db_after(held.retention_s),
+            "expires_at": held.at + timedelta(seconds=held.job.retention_s),
         }
         for stored in result.assets
     ]
     conn.execute(insert(asset).values(rows))
     attempt = {"timings": result.timings, "peak_memory_mb": result.peak_memory_mb}
-    done = transition(conn, job_id, to=State.SUCCEEDED, epoch=epoch, result=result.data, attempt=attempt)
+    done = move(conn, held, to=State.SUCCEEDED, result=result.data, attempt=attempt)
     return done is not None
 
 
@@ -123,7 +124,7 @@ def fail(
     if held is None:
         return None
     spread = _RANDOM.uniform(-1, 1) if jitter is None else jitter
-    return _apply(conn, held, failure, decide(failure, held, rules=rules, jitter=spread))
+    return _apply(conn, held, failure, decide(failure, held.job, rules=rules, jitter=spread))
 
 
 def release(conn: Connection, job_id: str, epoch: int) -> Job | None:
@@ -134,12 +135,9 @@ def release(conn: Connection, job_id: str, epoch: int) -> Job | None:
 def finish_cancel(conn: Connection, job_id: str, epoch: int) -> Job | None:
     """Cancel a job whose ranks have stopped; None when fenced out or when nobody asked for it."""
     held = _lock_held(conn, job_id, epoch)
-    if held is None or held.cancel_requested_at is None:
+    if held is None or held.job.cancel_requested_at is None:
         return None
-    data = {"by": held.cancel_by}
-    return transition(
-        conn, job_id, to=State.CANCELED, epoch=epoch, event_data=data, error=error_of("canceled")
-    )
+    return _cancel(conn, held)
 
 
 def reap_leases(conn: Connection, *, rules: Rules = DEFAULT_RULES, limit: int = SWEEP_LIMIT) -> int:
@@ -187,32 +185,34 @@ def _is_served(conn: Connection, job_id: str) -> bool:
     return bool(conn.execute(select(live.exists()).where(job.c.id == job_id)).scalar_one())
 
 
-def _lock_held(conn: Connection, job_id: str, epoch: int) -> Job | None:
+def _lock_held(conn: Connection, job_id: str, epoch: int) -> Locked | None:
     """Lock a job and return it if this epoch still holds it."""
     locked = lock_job(conn, job_id)
-    if locked is None:
-        return None
-    held = locked[0]
-    return held if held.epoch == epoch and held.is_active else None
+    return locked if locked is not None and locked.job.epoch == epoch and locked.job.is_active else None
 
 
-def _apply(conn: Connection, held: Job, failure: Failure, action: Action) -> Job | None:
+def _cancel(conn: Connection, held: Locked) -> Job | None:
+    data = {"by": held.job.cancel_by}
+    return move(conn, held, to=State.CANCELED, event_data=data, error=error_of("canceled"))
+
+
+def _apply(conn: Connection, held: Locked, failure: Failure, action: Action) -> Job | None:
     """Do what was decided; the reason stays with the attempt, for operators."""
+    profile = held.job.profile
     columns = dict(action.columns)
     after_s: dict[str, float] = {}
     if action.to is State.QUEUED:
-        after_s = {"queue_deadline": held.expires_in_s, "not_before": action.delay_s}
+        after_s = {"queue_deadline": held.job.expires_in_s, "not_before": action.delay_s}
     else:
         columns["error"] = action.error
     reason = {"code": str(failure.kind), "message": failure.message, "detail": failure.detail}
     event_data: dict[str, Any] = {"failure": str(failure.kind)}
-    if action.columns.get("profile", held.profile) != held.profile:
-        event_data |= {"rerouted_from": held.profile, "rerouted_to": action.columns["profile"]}
-    return transition(
+    if action.columns.get("profile", profile) != profile:
+        event_data |= {"rerouted_from": profile, "rerouted_to": action.columns["profile"]}
+    return move(
         conn,
-        held.id,
+        held,
         to=action.to,
-        epoch=held.epoch,
         event_data=event_data,
         attempt={"error": reason},
         after_s=after_s,

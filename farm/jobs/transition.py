@@ -7,10 +7,11 @@ always locked in the order job, then account_usage. Deciding *whether* to move i
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import CTE, Connection, insert, literal, select, update
 
 from farm.clock import db_now
 from farm.db.tables import account_usage, job, job_attempt, job_event
@@ -27,29 +28,46 @@ _OUTCOMES = {
 }
 
 
+@dataclass(frozen=True)
+class Locked:
+    """A job whose row this transaction has locked, and the database's time after the wait for it."""
+
+    job: Job
+    at: datetime
+
+    @classmethod
+    def from_row(cls, row: Mapping[Any, Any]) -> "Locked":
+        """Take a row of all columns and `now_at`."""
+        values = dict(row)
+        at = values.pop("now_at")
+        return cls(Job.from_row(values), at)
+
+
 def insert_job(conn: Connection, values: Mapping[str, Any]) -> Job:
     """Write a new job as `queued` with its first event and doorbell; the caller has counted it."""
     row = conn.execute(insert(job).values(state=State.QUEUED, **values).returning(job)).mappings().one()
     queued = Job.from_row(row)
-    _write_event(conn, queued, State.QUEUED, queued.created_at, {"profile": queued.profile})
+    _record(conn, queued, State.QUEUED, queued.created_at, {"profile": queued.profile})
     enqueue_doorbell(conn, queued.id, queued.profile)
     return queued
 
 
-def lock_job(conn: Connection, job_id: str) -> tuple[Job, datetime] | None:
-    """Lock a job for this transaction; return it as it is now, and the database's time after the wait."""
+def lock_job(conn: Connection, job_id: str) -> Locked | None:
+    """Lock a job for this transaction and return it as it is now; None when there is none."""
     query = select(job, db_now().label("now_at")).where(job.c.id == job_id).with_for_update()
     row = conn.execute(query).mappings().one_or_none()
-    if row is None:
-        return None
-    values = dict(row)
-    now_at = values.pop("now_at")
-    return Job.from_row(values), now_at
+    return None if row is None else Locked.from_row(row)
 
 
-def transition(
+def transition(conn: Connection, job_id: str, *, to: State, **options: Any) -> Job | None:
+    """Lock a job and move it, if it may move; options and answer are those of `move`."""
+    locked = lock_job(conn, job_id)
+    return None if locked is None else move(conn, locked, to=to, **options)
+
+
+def move(
     conn: Connection,
-    job_id: str,
+    locked: Locked,
     *,
     to: State,
     epoch: int | None = None,
@@ -59,52 +77,46 @@ def transition(
     after_s: Mapping[str, float] | None = None,
     **columns: Any,
 ) -> Job | None:
-    """Move a job, if it may move.
+    """Move a locked job, if it may move.
 
     Args:
-        conn: The caller's transaction.
-        job_id: Which one.
+        conn: The transaction that locked it.
+        locked: As it is now.
         to: Where to.
         epoch: The fencing token of a worker; None for moves that no worker makes.
         from_states: A narrower choice than the edge table's.
         event_data: Goes into the event, beside the state it came from.
-        attempt: Columns of the attempt that this move ends or advances.
+        attempt: Columns of the attempt that this move begins, advances or ends.
         after_s: Columns of the job that become the instant of the move plus so many seconds.
         **columns: Other columns of the job.
 
     Returns:
         The job after the move; None when the edge does not exist, or the epoch is stale.
     """
+    before, at = locked.job, locked.at
     allowed = sources(to) if from_states is None else sources(to).intersection(from_states)
-    locked = lock_job(conn, job_id)
-    if locked is None:
-        return None
-    before, at = locked
     if before.state not in allowed or (epoch is not None and before.epoch != epoch):
         return None
     later = {name: at + timedelta(seconds=seconds) for name, seconds in (after_s or {}).items()}
     values = {**_columns_of(to, before, at), **later, **columns, "state": to, "seq": before.seq + 1}
-    moved = update(job).where(job.c.id == job_id).values(**values).returning(job)
+    moved = update(job).where(job.c.id == before.id).values(**values).returning(job)
     after = Job.from_row(conn.execute(moved).mappings().one())
-    _write_attempt(conn, before, to, at, attempt or {})
-    _count(conn, before, to)
-    _write_event(conn, after, to, at, {"from": before.state, **(event_data or {})})
+    along = [*_attempt_change(before, after, at, attempt or {}), *_usage_change(before, to)]
+    _record(conn, after, to, at, {"from": before.state, **(event_data or {})}, along)
     if to is State.QUEUED and after.not_before <= at:
         enqueue_doorbell(conn, after.id, after.profile)
     return after
 
 
 def record_event(
-    conn: Connection, job_id: str, kind: str, data: Mapping[str, Any] | None = None, **columns: Any
+    conn: Connection, locked: Locked, kind: str, data: Mapping[str, Any] | None = None, **columns: Any
 ) -> Job:
-    """Write an event that is not a move, with the columns that it changes; the caller has locked the job."""
+    """Write an event that is not a move, with the columns that it changes."""
     if "state" in columns:
         raise ValueError("record_event moves nothing; use transition")
-    query = select(job.c.seq, db_now()).where(job.c.id == job_id).with_for_update()
-    seq, at = conn.execute(query).one()
-    changed = update(job).where(job.c.id == job_id).values(**columns, seq=seq + 1).returning(job)
+    changed = update(job).where(job.c.id == locked.job.id).values(**columns, seq=job.c.seq + 1).returning(job)
     after = Job.from_row(conn.execute(changed).mappings().one())
-    _write_event(conn, after, kind, at, data or {})
+    _record(conn, after, kind, locked.at, data or {})
     return after
 
 
@@ -133,32 +145,47 @@ def _columns_of(to: State, before: Job, at: datetime) -> dict[str, Any]:
     return {**ended, "progress": 100, "error": None} if to is State.SUCCEEDED else ended
 
 
-def _write_attempt(conn: Connection, before: Job, to: State, at: datetime, values: Mapping[str, Any]) -> None:
+def _attempt_change(before: Job, after: Job, at: datetime, values: Mapping[str, Any]) -> list[CTE]:
+    if after.state is State.STARTING:
+        row = {
+            "job_id": after.id,
+            "epoch": after.epoch,
+            "group_id": after.group_id,
+            "profile": after.profile,
+            "queued_at": after.queued_at,
+            "started_at": after.started_at,
+        }
+        return [insert(job_attempt).values(**row, **values).cte("attempt")]
     if before.state not in ACTIVE:
-        return
-    changes = dict(values)
-    if to in {State.RUNNING, State.UPLOADING}:
-        changes[f"{to}_at"] = at
+        return []
+    if after.state in ACTIVE:
+        changes = {**values, f"{after.state}_at": at}
     else:
-        changes |= {"ended_at": at, "outcome": _OUTCOMES[to]}
+        changes = {**values, "ended_at": at, "outcome": _OUTCOMES[after.state]}
     of_job = (job_attempt.c.job_id == before.id) & (job_attempt.c.epoch == before.epoch)
-    conn.execute(update(job_attempt).where(of_job).values(**changes))
+    return [update(job_attempt).where(of_job).values(**changes).cte("attempt")]
 
 
-def _count(conn: Connection, before: Job, to: State) -> None:
+def _usage_change(before: Job, to: State) -> list[CTE]:
     """Keep `account_usage` equal to a count of the account's jobs."""
     queued = (to is State.QUEUED) - (before.state is State.QUEUED)
     running = (to in ACTIVE) - (before.state in ACTIVE)
-    if queued or running:
-        changes = {
-            "queued": account_usage.c.queued + queued,
-            "running": account_usage.c.running + running,
-        }
-        mine = account_usage.c.account_id == before.account_id
-        conn.execute(update(account_usage).where(mine).values(**changes))
+    if not queued and not running:
+        return []
+    changes = {"queued": account_usage.c.queued + queued, "running": account_usage.c.running + running}
+    mine = account_usage.c.account_id == before.account_id
+    return [update(account_usage).where(mine).values(**changes).cte("usage")]
 
 
-def _write_event(conn: Connection, after: Job, kind: str, at: datetime, data: Mapping[str, Any]) -> None:
+def _record(
+    conn: Connection,
+    after: Job,
+    kind: str,
+    at: datetime,
+    data: Mapping[str, Any],
+    along: Collection[CTE] = (),
+) -> None:
+    """Write the event and what goes along with it in one round trip, then tell who subscribed."""
     if kind in TERMINAL and after.error is not None:
         data = {**data, "code": after.error["code"]}
     event = Event(after.id, after.seq, str(kind), at, after.epoch, dict(data))
@@ -170,5 +197,5 @@ def _write_event(conn: Connection, after: Job, kind: str, at: datetime, data: Ma
         "epoch": event.epoch,
         "data": event.data,
     }
-    conn.execute(insert(job_event).values(**row))
+    conn.execute(select(literal(1)).add_cte(insert(job_event).values(**row).cte("event"), *along))
     write_messages(conn, after, event)

@@ -8,13 +8,13 @@ from farm.jobs import lifecycle
 from farm.jobs.phases import Progress
 from farm.jobs.policy import Failure, FailureKind, error_of
 from farm.jobs.states import ACTIVE, EDGES, State
-from farm.jobs.transition import record_event, transition
+from farm.jobs.transition import lock_job, record_event, transition
 from tests.service.driver import GROUP, RESULT
 
 
 def columns_for(to):
     if to is State.STARTING:
-        return {"lease_until": db_after(30), "group_id": GROUP}
+        return {"lease_until": db_after(30), "group_id": GROUP, "attempt": {"worker_boot_id": "boot"}}
     return {"error": error_of("canceled")} if to in {State.FAILED, State.CANCELED, State.EXPIRED} else {}
 
 
@@ -185,7 +185,11 @@ def test_a_job_that_may_start_at_once_is_rung_for_and_one_that_waits_is_not(driv
 
 def test_an_event_that_is_no_move_takes_the_next_number_too(driver):
     job = driver.reach(State.RUNNING)
-    after = driver.run(record_event, job.id, "noticed", {"by": "test"}, user_tag="tag")
+
+    def notice(conn):
+        return record_event(conn, lock_job(conn, job.id), "noticed", {"by": "test"}, user_tag="tag")
+
+    after = driver.run(notice)
     assert (after.seq, after.user_tag, after.state) == (4, "tag", State.RUNNING)
     assert driver.events(job.id)[-1].type == "noticed"
 
@@ -193,7 +197,7 @@ def test_an_event_that_is_no_move_takes_the_next_number_too(driver):
 def test_an_event_cannot_smuggle_a_state(driver):
     job = driver.reach(State.QUEUED)
     with pytest.raises(ValueError, match="use transition"):
-        driver.run(record_event, job.id, "noticed", state="failed")
+        driver.run(lambda conn: record_event(conn, lock_job(conn, job.id), "noticed", state="failed"))
 
 
 def test_the_lease_and_the_state_cannot_disagree(driver):
