@@ -12,6 +12,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Date,
     DateTime,
     ForeignKey,
     Identity,
@@ -60,7 +61,7 @@ account = Table(
     Column("id", Text, primary_key=True),
     Column("name", Text, nullable=False, unique=True),
     Column("status", Text, nullable=False, server_default="active"),
-    Column("limits", JSONB, nullable=False, server_default=_EMPTY),  # max_queued, max_running
+    Column("limits", JSONB, nullable=False, server_default=_EMPTY),  # max_queued, max_running, gpu_s_per_day
     Column("created_at", _AT, nullable=False, server_default=_NOW),
     CheckConstraint("status IN ('active', 'suspended')", name="status"),
 )
@@ -72,8 +73,12 @@ account_usage = Table(
     Column("account_id", Text, ForeignKey("account.id", ondelete="CASCADE"), primary_key=True),
     Column("queued", Integer, nullable=False, server_default="0"),
     Column("running", Integer, nullable=False, server_default="0"),
+    Column("day", Date),  # of `gpu_s_used`, which is zero on every other day
+    Column("gpu_s_used", BigInteger, nullable=False, server_default="0"),
+    Column("gpu_s_reserved", BigInteger, nullable=False, server_default="0"),  # of jobs that have not ended
     CheckConstraint("queued >= 0", name="queued"),
     CheckConstraint("running >= 0", name="running"),
+    CheckConstraint("gpu_s_used >= 0 AND gpu_s_reserved >= 0", name="gpu_s"),
     postgresql_with=_BUSY,
 )
 
@@ -92,6 +97,19 @@ api_key = Table(
     Column("expires_at", _AT),
     Column("revoked_at", _AT),
     Column("last_used_at", _AT),  # written at most once a minute
+)
+
+# Jobs that were submitted together; how they are doing is counted when it is asked for.
+batch = Table(
+    "batch",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("account_id", Text, ForeignKey("account.id"), nullable=False),
+    Column("total", Integer, nullable=False),
+    Column("done", Integer, nullable=False, server_default="0"),  # members that have ended
+    Column("metadata", JSONB, nullable=False, server_default=_EMPTY),
+    Column("created_at", _AT, nullable=False, server_default=_NOW),
+    Column("finished_at", _AT),  # the first time that all had ended
 )
 
 job = Table(
@@ -149,6 +167,11 @@ job = Table(
     Column("running_at", _AT),
     Column("uploading_at", _AT),
     Column("finished_at", _AT),
+    Column("batch_id", Text, ForeignKey("batch.id")),
+    Column("reuse", Text, nullable=False, server_default="off"),
+    Column("reuse_key", Text),  # digest of everything that decides what the clip looks like
+    Column("gpus", Integer, nullable=False, server_default="1"),  # devices that it occupies, at least 1
+    Column("gpu_s_reserved", Integer, nullable=False, server_default="0"),  # the estimate of its budget
     CheckConstraint(f"state IN ({words(list(State))})", name="state"),
     CheckConstraint(f"(lease_until IS NOT NULL) = ({ACTIVE_SQL})", name="lease"),
     CheckConstraint("priority BETWEEN -10 AND 10", name="priority"),
@@ -168,6 +191,10 @@ job = Table(
     Index("ix_job_finished", "profile", "finished_at", postgresql_where=text("state = 'succeeded'")),
     Index("ix_job_deleted", "deleted_at", postgresql_where=text("deleted_at IS NOT NULL")),
     Index("ix_job_metadata", "metadata", postgresql_using="gin"),
+    Index("ix_job_batch", "batch_id", postgresql_where=text("batch_id IS NOT NULL")),
+    Index("ix_job_input", "input_asset_id", postgresql_where=text("input_asset_id IS NOT NULL")),
+    Index("ix_job_reuse", "account_id", "reuse_key", postgresql_where=text("state = 'succeeded'")),
+    Index("ix_job_ended", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
     postgresql_with=_BUSY,
 )
 
@@ -208,6 +235,7 @@ job_event = Table(
     Column("at", _AT, nullable=False),
     Column("epoch", Integer, nullable=False),
     Column("data", JSONB, nullable=False, server_default=_EMPTY),
+    Index("ix_job_event_at", "at"),
 )
 
 asset = Table(
@@ -237,6 +265,23 @@ asset = Table(
         unique=True,
         postgresql_where=text("kind = 'input' AND deleted_at IS NULL"),
     ),
+    Index("ix_asset_expires_at", "expires_at", postgresql_where=text("deleted_at IS NULL")),
+)
+
+# Written in the transaction of what was asked for; `status` is null in that transaction only.
+idempotency_key = Table(
+    "idempotency_key",
+    metadata,
+    Column("account_id", Text, ForeignKey("account.id", ondelete="CASCADE"), primary_key=True),
+    Column("route", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("fingerprint", LargeBinary, nullable=False),
+    Column("status", SmallInteger),
+    Column("answer", LargeBinary),  # farm/secretbox.py: it may hold a secret that is shown once
+    Column("job_id", Text),  # of a submit
+    Column("created_at", _AT, nullable=False, server_default=_NOW),
+    Index("ix_idempotency_key_created_at", "created_at"),
+    postgresql_with=_BUSY,
 )
 
 outbox = Table(
@@ -279,6 +324,8 @@ webhook_endpoint = Table(
     Column("created_at", _AT, nullable=False, server_default=_NOW),
     Column("updated_at", _AT, nullable=False, server_default=_NOW),  # by its owner, not by deliveries
     Column("deleted_at", _AT),  # its deliveries stay readable for a while
+    # Not null: of the end of one batch, and of nothing else.
+    Column("batch_id", Text, ForeignKey("batch.id", ondelete="CASCADE"), index=True),
     CheckConstraint("max_in_flight BETWEEN 1 AND 10", name="max_in_flight"),
     CheckConstraint("payload_mode IN ('thin', 'full')", name="payload_mode"),
     # Endpoints of single jobs pile up; the ones of the account must be found without reading them.
@@ -363,6 +410,7 @@ webhook_attempt = Table(
     Column("error", Text),
     Column("response_excerpt", Text),  # for operators only
     Column("resolved_ip", Text),
+    Index("ix_webhook_attempt_at", "at"),
 )
 
 worker_group = Table(

@@ -82,11 +82,17 @@ class Job:
     running_at: datetime | None
     uploading_at: datetime | None
     finished_at: datetime | None
+    batch_id: str | None = None
+    reuse: str = "off"
+    reuse_key: str | None = None
+    gpus: int = 1
+    gpu_s_reserved: int = 0
 
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> "Job":
-        """Build a job from a full row of the table."""
-        return cls(**{**dict(row), "state": State(row["state"])})
+        """Build a job from a full row of the table; columns of a later release are left out."""
+        known = {name: row[name] for name in cls.__dataclass_fields__}
+        return cls(**{**known, "state": State(row["state"])})
 
     @property
     def is_active(self) -> bool:
