@@ -124,9 +124,10 @@ async def list_webhook_endpoints(
 ) -> WebhookEndpointList:
     """Return a page of the account's endpoints, newest first; those of single videos are asked for by id."""
     after = _checked(query.after, "we") if query.after is not None else None
+    video_id = _checked(query.video_id, "video") if query.video_id is not None else None
     page = await services.read(
         lambda conn: list_endpoints(
-            conn, principal.account_id, job_id=query.video_id, after=after, limit=query.limit
+            conn, principal.account_id, job_id=video_id, after=after, limit=query.limit
         )
     )
     data = [_shown(services, endpoint) for endpoint in page.endpoints]

@@ -64,6 +64,7 @@ def _openai_members(job: Job, request: GenerationRequest, video: Asset | None) -
         "size": f"{tier.width}x{tier.height}",
         "prompt": job.prompt,
         "error": _error(job),
+        "remixed_from_video_id": None,
     }
 
 
@@ -78,9 +79,11 @@ def _request_members(job: Job, request: GenerationRequest) -> dict[str, Any]:
         "has_input_reference": job.input_asset_id is not None,
         "metadata": job.metadata,
         "user": job.user_tag,
+        "batch_id": None,
         "expires_in": job.expires_in_s,
         "max_attempts": job.max_attempts,
         "acceleration": request.acceleration,
+        "reuse": "off",
         "deterministic": request.deterministic,
         "notices": job.notices,
         "video": {
@@ -122,6 +125,7 @@ def _result_members(job: Job, video: Asset | None) -> dict[str, Any]:
         "inference_time_s": _inference_time_s(job, result),
         "stage_durations": result.get("stage_durations") or {},
         "peak_memory_mb": result.get("peak_memory_mb"),
+        "peak_host_pss_mb": result.get("peak_host_pss_mb"),
         "conditioning": result.get("conditioning") or None,
         "media_type": video.media_type if video else None,
         "bytes": video.bytes if video else None,
