@@ -26,7 +26,7 @@ _SECRET_NAMES = re.compile(
 _HARMLESS_NAMES = frozenset({"num_tokens", "max_tokens"})
 _PATTERNS = (
     (re.compile(r"\b(mk_[a-z]{1,12}_[0-9A-Za-z]{8}_)[0-9A-Za-z]+"), rf"\1{REDACTED}"),
-    (re.compile(r"\bwhsec_[A-Za-z0-9+/=_-]+"), f"whsec_{REDACTED}"),
+    (re.compile(r"\b(whsec_|whsk_)[A-Za-z0-9+/=_-]+"), rf"\1{REDACTED}"),
     (re.compile(r"\bBearer\s+[^\s\"']+", re.IGNORECASE), f"Bearer {REDACTED}"),
     (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/@\"']+@", re.IGNORECASE), rf"\1{REDACTED}@"),
     (re.compile(r"(\bhttps?://[^\s?\"'<>]+)\?[^\s\"'<>]+", re.IGNORECASE), rf"\1?{REDACTED}"),

@@ -20,6 +20,7 @@ from farm.jobs.job import Rules
 from farm.jobs.lifecycle import SWEEP_LIMIT, expire_queued, reap_leases
 from farm.jobs.rering import re_ring
 from farm.outbox import purge_sent
+from farm.webhooks.delivery_log import purge_old
 
 log = structlog.get_logger(__name__)
 
@@ -106,6 +107,11 @@ def sweep_deleted(sweeper: Sweeper) -> int:
     return len(keys)
 
 
+def sweep_webhooks(sweeper: Sweeper) -> int:
+    """Remove messages that are too old to be sent again."""
+    return _until_done(sweeper, "webhooks", purge_old)
+
+
 SWEEPS = (
     Sweep("leases", 5, sweep_leases),
     Sweep("ttl", 10, sweep_ttl),
@@ -115,6 +121,7 @@ SWEEPS = (
     Sweep("lost_attempts", 600, sweep_lost_attempts),
     Sweep("deleted", 600, sweep_deleted),
     Sweep("outbox", 3600, sweep_outbox),
+    Sweep("webhooks", 600, sweep_webhooks),
 )
 _NUMBERS = {sweep.name: number for number, sweep in enumerate(SWEEPS)}
 

@@ -21,6 +21,7 @@ from farm.jobs.phases import Progress
 from farm.jobs.policy import Action, Failure, FailureKind, decide, error_of
 from farm.jobs.states import ACTIVE, State
 from farm.jobs.transition import Locked, lock_job, move, transition
+from farm.webhooks.messages import write_progress
 
 # An agent that is alive ends an attempt at its deadline by itself; the sweep waits so much longer for it.
 DEADLINE_GRACE_S = 120.0
@@ -47,7 +48,7 @@ def beat(
     *,
     rules: Rules = DEFAULT_RULES,
 ) -> Beat | None:
-    """Extend the lease and store the progress; None means that the lease is lost."""
+    """Extend the lease, store the progress and tell it to who asked; None means that the lease is lost."""
     values: dict[str, Any] = {"lease_until": db_after(rules.lease_s)}
     if progress is not None:
         percent = func.greatest(job.c.progress, progress.percent)
@@ -64,7 +65,11 @@ def beat(
         )
     )
     row = conn.execute(extended).one_or_none()
-    return None if row is None else Beat(rules.lease_s, row[0], row[1], row[2])
+    if row is None:
+        return None
+    if progress is not None:
+        write_progress(conn, job_id)
+    return Beat(rules.lease_s, row[0], row[1], row[2])
 
 
 def mark_running(conn: Connection, job_id: str, epoch: int) -> bool:

@@ -65,9 +65,10 @@ _PROGRESS_DUE = sa.text(
 )
 _DROP_STALE_PROGRESS = sa.text(
     """
-    UPDATE webhook_delivery d SET status = 'canceled' FROM webhook_message m
-    WHERE m.id = d.message_id AND m.job_id = :job_id AND m.type = :kind
-      AND d.status = 'pending' AND d.attempts = 0
+    UPDATE webhook_delivery SET status = 'canceled' WHERE id IN (
+        SELECT d.id FROM webhook_delivery d JOIN webhook_message m ON m.id = d.message_id
+        WHERE m.job_id = :job_id AND m.type = :kind AND d.status = 'pending' AND d.attempts = 0
+        FOR UPDATE OF d SKIP LOCKED)
     """
 )
 

@@ -61,7 +61,8 @@ _NEVER = (
          AND 1 <> (SELECT count(*) FROM webhook_message m JOIN webhook_delivery d ON d.message_id = m.id
                    WHERE m.job_id = j.id AND m.seq = v.seq AND d.endpoint_id = e.id)""",
     """SELECT m.id FROM webhook_message m
-       WHERE NOT EXISTS (SELECT FROM job_event v WHERE v.job_id = m.job_id AND v.seq = m.seq)
+       WHERE (m.type <> 'video.progress'
+              AND NOT EXISTS (SELECT FROM job_event v WHERE v.job_id = m.job_id AND v.seq = m.seq))
           OR NOT EXISTS (SELECT FROM webhook_delivery d WHERE d.message_id = m.id)""",
 )
 

@@ -45,9 +45,14 @@ def make_overdue(driver):
     driver.age(waiting.id, queued_at="1 minute", not_before="1 minute")
     driver.sql("UPDATE outbox SET sent_at = now() - interval '2 hours'")
     driver.sql("UPDATE account_usage SET queued = queued + 1")
+    driver.sql(
+        "INSERT INTO webhook_message (id, account_id, type, body, created_at)"
+        " VALUES ('evt_0', :account, 'webhook.test', '{}', now() - interval '31 days')",
+        account=driver.account,
+    )
 
 
-LOCKED = ["leases", "ttl", "rering", "groups", "usage", "outbox"]
+LOCKED = ["leases", "ttl", "rering", "groups", "usage", "outbox", "webhooks"]
 
 
 @pytest.mark.parametrize("name", LOCKED)
@@ -125,4 +130,5 @@ def test_sweeps_run_as_often_as_documented():
         "lost_attempts": 600,
         "deleted": 600,
         "outbox": 3600,
+        "webhooks": 600,
     }

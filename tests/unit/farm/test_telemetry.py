@@ -71,6 +71,7 @@ def test_debug_lines_are_left_out_by_default(lines):
         {"database": "postgresql://farm:private@db/farm"},
         {"nested": {"deep": [{"api_key": "private"}, "Bearer private"]}},
         {"hook": "whsec_cHJpdmF0ZXByaXZhdGU="},
+        {"hook": "whsk_cHJpdmF0ZXByaXZhdGU="},
         {"found": ("https://hooks.example/in?token=private",)},
     ],
 )
