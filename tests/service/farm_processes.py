@@ -21,6 +21,7 @@ MODULES = {
     "worker": ["worker", "--profile", "tiny-cpu"],
 }
 POLL_S = 0.1
+JOB_POLL_S = 0.25
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float) -> Any:
@@ -60,7 +61,7 @@ class FarmProcesses:
                     start_new_session=True,
                 )
         if "api" in roles:
-            wait_until(self._is_ready, f"a ready api; its log: {self._logs / 'api.log'}", 60)
+            wait_until(self._is_ready, "a ready api", 60)
 
     def kill(self, role: str) -> None:
         """End a role as a crash does."""
@@ -105,12 +106,12 @@ class FarmProcesses:
     ):
         """Poll a job until something holds for it, and return it."""
 
-        def look() -> dict[str, Any] | None:
-            video = self.video(job_id)
-            assert video["status"] != "failed" or reached(video), f"{video['error']} {self.logs()}"
-            return video if reached(video) else None
-
-        return wait_until(look, f"{job_id}: {what}; {self.logs()}", timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while not reached(video := self.video(job_id)):
+            assert video["status"] != "failed", f"{video['error']} {self.logs()}"
+            assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}; {video} {self.logs()}"
+            time.sleep(JOB_POLL_S)
+        return video
 
     def wait_for_denoising(self, job_id: str, attempt: int) -> dict[str, Any]:
         """Poll until an attempt is in the middle of its work."""
@@ -136,6 +137,7 @@ class FarmProcesses:
         return {pid for pid in descendants(worker.pid) if _runs(pid, "worker.rank")} if worker else set()
 
     def _is_ready(self) -> bool:
+        assert self._running["api"].poll() is None, self.logs()
         try:
             return self.http.get("/readyz").status_code == 200
         except httpx.TransportError:
