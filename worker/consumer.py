@@ -7,11 +7,13 @@ asks the agent to drain.
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 from celery import Celery
+from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_OK
-from celery.worker import state
+from celery.worker import WorkController, state
 
 from farm.doorbell import Ring, make_celery, queue_of
 from farm.settings import Settings
@@ -20,6 +22,23 @@ log = structlog.get_logger(__name__)
 
 RESTART_PAUSE_S = 5.0
 STOP_TIMEOUT_S = 5.0
+
+
+class _Controller(WorkController):  # type: ignore[misc]  # celery has no types
+    """A Celery worker without signal handlers, which leaves its event loop when it is told to."""
+
+    def leave_when(self, stopping: threading.Event) -> None:
+        """Remember what to look at in every turn of the loop."""
+        self._stopping = stopping
+
+    def register_with_event_loop(self, hub: Any) -> None:
+        """Look at the wish to stop in every turn; Celery's own flag belongs to the whole process."""
+        super().register_with_event_loop(hub)
+        hub.on_tick.add(self._leave_if_asked)
+
+    def _leave_if_asked(self) -> None:
+        if self._stopping.is_set():
+            raise WorkerShutdown(EX_OK)
 
 
 class DoorbellConsumer:
@@ -38,14 +57,14 @@ class DoorbellConsumer:
 
     def start(self) -> None:
         """Start listening; returns at once, whether the broker is there or not."""
-        state.should_stop = None  # Celery keeps it for the whole process
         self._thread.start()
 
     def stop(self) -> None:
         """Stop listening; a broker that hangs is not waited for longer than a moment."""
         self._stopping.set()
-        state.should_stop = EX_OK  # Celery's own flag: leave at the next turn
+        state.should_stop = EX_OK  # the only thing that a wait for the broker looks at
         self._thread.join(STOP_TIMEOUT_S)
+        state.should_stop = None
         self._app.close()
 
     def _consume_forever(self) -> None:
@@ -63,13 +82,15 @@ class DoorbellConsumer:
             self._stopping.wait(RESTART_PAUSE_S)
 
     def _consume(self) -> int | None:
-        worker = self._app.WorkController(
+        worker = _Controller(
+            app=self._app,
             hostname=self._name,
             queues=[queue_of(self._profile)],
             without_gossip=True,
             without_mingle=True,
             without_heartbeat=True,
         )
+        worker.leave_when(self._stopping)
         worker.start()
         exit_code: int | None = worker.exitcode
         return exit_code

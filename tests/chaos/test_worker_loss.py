@@ -28,7 +28,6 @@ def group_of(worker: WorkerProcess) -> str:
     return file.read_text()
 
 
-@pytest.mark.req("F-41")
 def test_killed_worker_takes_its_ranks_along_and_another_takes_over(bench, start_worker, object_store):
     first = start_worker()
     job = bench.submit(chaos(step_s=0.2), steps=15)
@@ -141,7 +140,6 @@ def wait_for_work(bench: Bench, worker: WorkerProcess, jobs) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.req("F-31")
 def test_no_job_is_lost_or_doubled_in_a_storm(
     bench, broker, settings, farm_environment, start_worker, start_ticker, object_store, tmp_path
 ):

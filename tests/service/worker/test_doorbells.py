@@ -67,7 +67,6 @@ def test_ring_is_answered_and_acknowledged_at_once(publisher, client, start_cons
     assert client.llen(queue_of(PROFILE)) == 0
 
 
-@pytest.mark.req("F-40")
 def test_ring_wakes_an_agent_that_would_never_look_by_itself(bench, publisher, start_agent, start_consumer):
     agent = start_agent(poll_s=NEVER_S)
     wait_until(lambda: bench.group_state(agent.agent.group_id) == "ready", "the agent being idle")
