@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import threading
 from dataclasses import replace
 from io import BytesIO
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from PIL import Image
 
 from farm.db import tables
 from farm.db.session import unit_of_work
+from farm.errors import AlreadyFinishedError
 from farm.jobs.job import NewAsset
 from farm.jobs.states import State
 from farm.progress import progress_key
@@ -140,6 +142,35 @@ def test_ranks_that_ignore_a_cancel_are_killed(bench, start_agent):
     bench.wait(job, State.CANCELED)
     wait_until(lambda: agent.agent.group.is_ready, "the group being back")
     assert not set(pids) & set(agent.pids)
+
+
+@pytest.mark.req("F-05")
+def test_cancel_that_comes_before_the_success_wins(bench, start_agent, monkeypatch):
+    agent = start_agent()
+    store = agent.agent._tools.store
+    put = store.put
+
+    def cancel_and_put(key, source, media_type):
+        if key.endswith("meta.json"):
+            bench.cancel(job)
+        return put(key, source, media_type)
+
+    monkeypatch.setattr(store, "put", cancel_and_put)
+    job = bench.submit()
+    canceled = bench.wait(job, State.CANCELED, State.SUCCEEDED)
+    assert canceled.state == State.CANCELED
+    assert bench.assets(job) == {}
+    assert canceled.result is None
+
+
+@pytest.mark.req("F-05")
+def test_cancel_that_comes_after_the_success_is_too_late(bench, start_agent):
+    start_agent()
+    job = bench.submit()
+    bench.wait(job, State.SUCCEEDED)
+    with pytest.raises(AlreadyFinishedError):
+        bench.cancel(job)
+    assert bench.job(job.id).state == State.SUCCEEDED
 
 
 @pytest.mark.req("F-15")
@@ -331,6 +362,18 @@ def test_defect_of_the_agent_ends_it_with_a_reason(start_agent, monkeypatch):
     agent.thread.join(60)
     assert "broke on LookupError" in str(agent.failure)
     assert agent.pids == []
+
+
+def test_agent_without_its_heartbeat_does_not_go_on(start_agent, monkeypatch):
+    agent = start_agent()
+
+    def defect():
+        raise LookupError("nobody thought of this either")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(agent.agent._heartbeat, "_beat", defect)
+    agent.thread.join(60)
+    assert "heartbeat thread has died" in str(agent.failure)
 
 
 def test_attempt_that_takes_too_long_fails_for_good(bench, start_agent):
