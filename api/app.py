@@ -15,7 +15,7 @@ from api.deps import make_services
 from api.head import HeadMiddleware
 from api.problems import REQUEST_ID_HEADER, install
 from api.readiness import ReadinessProbe
-from api.routes import content, health, models, videos, webhooks
+from api.routes import actions, content, health, models, videos, webhooks
 from farm.settings import Settings
 from farm.webhooks.guard import Resolver
 
@@ -57,7 +57,7 @@ def create_app(
     app.state.services = services
     app.state.key_cache = KeyCache()
     app.state.readiness = ReadinessProbe(services)
-    routers = [module.router for module in (videos, content, webhooks, models, health)]
+    routers = [module.router for module in (videos, actions, content, webhooks, models, health)]
     for router in routers:
         app.include_router(router)
     install(app, routers)
@@ -66,8 +66,14 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=["GET", "HEAD", "POST", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "X-Api-Key", REQUEST_ID_HEADER],
+            allow_methods=["GET", "HEAD", "POST", "PATCH", "DELETE"],
+            allow_headers=[
+                "Authorization",
+                "Content-Type",
+                "X-Api-Key",
+                "Idempotency-Key",
+                REQUEST_ID_HEADER,
+            ],
             expose_headers=list(EXPOSED_HEADERS),
         )
     return app

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from api.body import BodyRules
 from farm.clock import now
 from farm.db.session import async_unit_of_work, make_async_engine
+from farm.jobs.estimates import Estimator
 from farm.profiles import Profiles, load_profiles
 from farm.settings import Settings
 from farm.storage import ObjectStore, StorageError
@@ -51,6 +52,7 @@ class Services:
     guard: Policy
     body_rules: BodyRules
     resolver: Resolver
+    estimator: Estimator = field(default_factory=Estimator)
     started_at: datetime = field(default_factory=now)
     image_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(IMAGE_THREADS, "image"))
     resolver_pool: ThreadPoolExecutor = field(
@@ -64,6 +66,12 @@ class Services:
     async def read(self, query: Callable[..., T], *arguments: Any) -> T:
         """Run a function of the domain on a connection of its own, in one short transaction."""
         async with async_unit_of_work(self.engine) as conn:
+            return await conn.run_sync(query, *arguments)
+
+    async def look(self, query: Callable[..., T], *arguments: Any) -> T:
+        """Run reads of the domain without a transaction around them, which saves its round trips."""
+        async with self.engine.connect() as conn:
+            await conn.execution_options(isolation_level="AUTOCOMMIT")
             return await conn.run_sync(query, *arguments)
 
     async def in_store(self, call: Callable[..., T], *arguments: Any) -> T:

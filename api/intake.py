@@ -5,7 +5,10 @@ nothing. The image is decoded in a child process and lies in a temporary file un
 into the store.
 """
 
+import math
 from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection
 
 from api.body import Body
 from api.deps import Services
@@ -18,6 +21,7 @@ from farm.accounts import Principal
 from farm.errors import InvalidFieldError, ScopeError
 from farm.groups import live_profiles
 from farm.images import NormalisedImage
+from farm.jobs.estimates import Estimator
 from farm.jobs.job import NewAsset
 from farm.jobs.submit import JobWebhook, Submission
 from farm.profiles import Profile
@@ -28,6 +32,7 @@ from magi2.contract import GenerationRequest, Problem, Validated, validate
 
 PRIORITY_SCOPE = "videos:priority"
 PNG = "image/png"
+TIMEOUT_PER_CLIP = 4
 
 
 @dataclass
@@ -84,6 +89,7 @@ async def take_request(services: Services, principal: Principal, body: Body) -> 
         metadata=members.metadata,
         user_tag=members.user,
         notices=checked.notices,
+        gpus=gpus_of(profile),
     )
     return Intake(submission, reference.image, created)
 
@@ -111,10 +117,43 @@ async def store_input(services: Services, intake: Intake) -> Submission:
     return replace(submission, input=asset)
 
 
+def gpus_of(profile: Profile) -> int:
+    """Return how many devices one job of a profile occupies; a profile without devices counts as one."""
+    return max(1, profile.devices // profile.wave_size)
+
+
+def estimated_gpu_s(
+    conn: Connection, estimator: Estimator, profile: Profile, request: GenerationRequest
+) -> int:
+    """Return the GPU-seconds that a request will probably take.
+
+    Before the profile has finished a clip, a quarter of its time-out stands for one: that is how the time-out
+    was chosen.
+    """
+    clip_s = estimator.clip_s(conn, profile.name, request.tier, request.num_inference_steps)
+    if clip_s is None:
+        steps_share = request.num_inference_steps / profile.default_steps
+        clip_s = profile.execution_timeout_s / TIMEOUT_PER_CLIP * steps_share
+    return math.ceil(clip_s * gpus_of(profile))
+
+
+async def resolve_profile(services: Services, name: str) -> Profile:
+    """Return a profile by name, or the one that `auto` means now.
+
+    Raises:
+        RefusedError: There is none of that name.
+    """
+    live = await services.look(live_profiles)
+    try:
+        return services.profiles.resolve(name, live)
+    except InvalidFieldError as exc:
+        raise RefusedError([Problem("profile", "invalid_field", exc.message)]) from None
+
+
 async def _resolve_profile(services: Services, members: Members) -> tuple[Profile, list[Problem]]:
     """Return the profile that the request is for; for an unknown one, the default's limits check the rest."""
     profiles = services.profiles
-    live = await services.read(live_profiles)
+    live = await services.look(live_profiles)
     try:
         profile = profiles.resolve(members.profile, live)
     except InvalidFieldError as exc:

@@ -123,18 +123,32 @@ class _Reader:
         return {}
 
 
-def _read_priority(reader: _Reader) -> int:
-    value = reader.given.pop("priority", "normal")
+def priority_of(value: object) -> int | None:
+    """Return the number of a priority, given as a word or a number; None if it is neither."""
     if isinstance(value, str) and value in PRIORITIES:
         return PRIORITIES[value]
     number = _as_integer(value)
-    if number is not None and MIN_PRIORITY <= number <= MAX_PRIORITY:
-        return number
+    return number if number is not None and MIN_PRIORITY <= number <= MAX_PRIORITY else None
+
+
+def bad_priority() -> Problem:
+    """Make the problem of a priority that is neither."""
     words = ", ".join(PRIORITIES)
-    reader.refuse(
-        "priority", f"priority must be one of {words}, or an integer from {MIN_PRIORITY} to {MAX_PRIORITY}"
-    )
-    return 0
+    text = f"priority must be one of {words}, or an integer from {MIN_PRIORITY} to {MAX_PRIORITY}"
+    return Problem("priority", "invalid_field", text)
+
+
+def read_metadata(value: object) -> tuple[dict[str, str], list[Problem]]:
+    """Check metadata that stand alone."""
+    reader = _Reader({"metadata": value})
+    return _read_metadata(reader), reader.problems
+
+
+def _read_priority(reader: _Reader) -> int:
+    priority = priority_of(reader.given.pop("priority", "normal"))
+    if priority is None:
+        reader.problems.append(bad_priority())
+    return priority or 0
 
 
 def _read_metadata(reader: _Reader) -> dict[str, str]:

@@ -18,12 +18,30 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import SecretStr
-from sqlalchemy import ColumnElement, Connection, Integer, case, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    case,
+    extract,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from farm.clock import db_now, db_seconds
 from farm.db.tables import account, account_usage, api_key, job
-from farm.errors import AddressError, InvalidFieldError, NotFoundError, QueueFullError
+from farm.errors import (
+    AddressError,
+    InvalidFieldError,
+    NotFoundError,
+    QueueFullError,
+    QuotaExceededError,
+)
 from farm.ids import new_id
 from farm.jobs.job import Rules
 from farm.jobs.states import ACTIVE, State
@@ -75,8 +93,8 @@ class Miscount:
     """Counters of an account that were not what a recount gave."""
 
     account_id: str
-    was: tuple[int, int]
-    counted: tuple[int, int]
+    was: tuple[int, ...]
+    counted: tuple[int, ...]
 
 
 def make_key(env: str) -> NewKey:
@@ -184,18 +202,12 @@ def ensure_account(conn: Connection, name: str, limits: Mapping[str, Any] | None
     return account_id
 
 
-def max_queued(conn: Connection, account_id: str, rules: Rules) -> int:
-    """Return how many jobs of an account may wait."""
-    query = select(_max_queued(rules)).where(account.c.id == account_id)
-    limit: int = conn.execute(query).scalar_one()
-    return limit
-
-
-def reserve_queue_slot(conn: Connection, account_id: str, rules: Rules) -> None:
-    """Count one more queued job of an account, under the lock that makes the limit exact.
+def reserve_queue_slot(conn: Connection, account_id: str, rules: Rules, *, gpu_s: int = 0) -> None:
+    """Count one more queued job and its GPU-seconds, under the lock that makes the limits exact.
 
     Raises:
         QueueFullError: There is no room.
+        QuotaExceededError: The day's GPU-seconds do not suffice.
         NotFoundError: There is no such active account.
     """
     reserved = (
@@ -204,16 +216,74 @@ def reserve_queue_slot(conn: Connection, account_id: str, rules: Rules) -> None:
             account_usage.c.account_id == account_id,
             account.c.id == account_id,
             account.c.status == "active",
-            account_usage.c.queued < _max_queued(rules),
+            account_usage.c.queued < _limit("max_queued", rules.max_queued),
+            _has_gpu_s(gpu_s, rules),
         )
-        .values(queued=account_usage.c.queued + 1)
+        .values(queued=account_usage.c.queued + 1, gpu_s_reserved=account_usage.c.gpu_s_reserved + gpu_s)
     )
     if conn.execute(reserved).rowcount == 1:
         return
-    query = select(account.c.status).where(account.c.id == account_id)
-    if conn.execute(query).scalar_one_or_none() != "active":
+    check_room(conn, account_id, gpu_s, rules)
+    # Somebody made room in between; the row is locked now.
+    conn.execute(reserved)
+
+
+def check_room(conn: Connection, account_id: str, gpu_s: int, rules: Rules) -> None:
+    """Lock the account's counters and refuse one job too many; job rows come first in the order of locks.
+
+    Raises:
+        QueueFullError, QuotaExceededError, NotFoundError: As for `reserve_queue_slot`.
+    """
+    found = usage(conn, account_id, rules, is_locked=True)
+    if found is None:
         raise NotFoundError("the account")
-    raise QueueFullError(max_queued(conn, account_id, rules))
+    if found.queued >= found.max_queued:
+        raise QueueFullError(found.max_queued)
+    limit_s = found.gpu_s_per_day
+    if limit_s is not None and gpu_s > found.gpu_s_left:
+        raise QuotaExceededError(limit_s, found.gpu_s_left, gpu_s, found.day_ends_in_s)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What an account has and may have; `gpu_s_per_day` is None without a limit."""
+
+    queued: int
+    running: int
+    gpu_s_used: int
+    gpu_s_reserved: int
+    max_queued: int
+    max_running: int
+    gpu_s_per_day: int | None
+    day_ends_in_s: int
+
+    @property
+    def gpu_s_left(self) -> int:
+        """Return what is left of the day; 0 without a limit means nothing."""
+        return max(0, (self.gpu_s_per_day or 0) - self.gpu_s_used - self.gpu_s_reserved)
+
+
+def usage(conn: Connection, account_id: str, rules: Rules, *, is_locked: bool = False) -> Usage | None:
+    """Return the counters of an active account beside its limits, locked if asked; None without one."""
+    next_day = func.date_trunc("day", func.now()) + text("interval '1 day'")
+    query = (
+        select(
+            account_usage.c.queued,
+            account_usage.c.running,
+            _gpu_s_used().label("gpu_s_used"),
+            account_usage.c.gpu_s_reserved,
+            _limit("max_queued", rules.max_queued).label("max_queued"),
+            _limit("max_running", rules.max_running).label("max_running"),
+            _limit("gpu_s_per_day", rules.gpu_s_per_day).label("gpu_s_per_day"),
+            func.ceil(extract("epoch", next_day - func.now())).cast(Integer).label("day_ends_in_s"),
+        )
+        .join_from(account_usage, account)
+        .where(account_usage.c.account_id == account_id, account.c.status == "active")
+    )
+    if is_locked:
+        query = query.with_for_update(of=account_usage)
+    row = conn.execute(query).mappings().one_or_none()
+    return None if row is None else Usage(**row)
 
 
 def recount(conn: Connection, account_id: str) -> Miscount | None:
@@ -223,16 +293,19 @@ def recount(conn: Connection, account_id: str) -> Miscount | None:
     exact.
     """
     mine = account_usage.c.account_id == account_id
-    query = select(account_usage.c.queued, account_usage.c.running).where(mine).with_for_update()
-    was = tuple(conn.execute(query).one())
+    counters = (account_usage.c.queued, account_usage.c.running, account_usage.c.gpu_s_reserved)
+    was = tuple(conn.execute(select(*counters).where(mine).with_for_update()).one())
     query = select(
-        func.count(case((job.c.state == State.QUEUED, 1))), func.count(case((job.c.state.in_(ACTIVE), 1)))
+        func.count(case((job.c.state == State.QUEUED, 1))),
+        func.count(case((job.c.state.in_(ACTIVE), 1))),
+        func.coalesce(func.sum(job.c.gpu_s_reserved), 0),
     ).where(job.c.account_id == account_id, job.c.state.in_([State.QUEUED, *ACTIVE]))
     counted = tuple(conn.execute(query).one())
     if was == counted:
         return None
-    conn.execute(update(account_usage).where(mine).values(queued=counted[0], running=counted[1]))
-    return Miscount(account_id, (was[0], was[1]), (counted[0], counted[1]))
+    mended = dict(zip(("queued", "running", "gpu_s_reserved"), counted, strict=True))
+    conn.execute(update(account_usage).where(mine).values(**mended))
+    return Miscount(account_id, was, counted)
 
 
 def account_ids(conn: Connection) -> list[str]:
@@ -242,8 +315,18 @@ def account_ids(conn: Connection) -> list[str]:
     )
 
 
-def _max_queued(rules: Rules) -> ColumnElement[int]:
-    return func.coalesce(account.c.limits["max_queued"].as_string().cast(Integer), rules.max_queued)
+def _limit(name: str, default: int | None) -> ColumnElement[Any]:
+    return func.coalesce(account.c.limits[name].as_string().cast(Integer), default)
+
+
+def _gpu_s_used() -> ColumnElement[int]:
+    """Return what was used today; what the row says may be of another day."""
+    return case((account_usage.c.day == func.current_date(), account_usage.c.gpu_s_used), else_=0)
+
+
+def _has_gpu_s(gpu_s: int, rules: Rules) -> ColumnElement[bool]:
+    limit_s = _limit("gpu_s_per_day", rules.gpu_s_per_day)
+    return limit_s.is_(None) | (_gpu_s_used() + account_usage.c.gpu_s_reserved + gpu_s <= limit_s)
 
 
 def _touch(conn: Connection, id8: str) -> None:

@@ -87,6 +87,15 @@ class AlreadyFinishedError(FarmError):
         super().__init__("already_finished", 409, f"{job_id} has already finished (state {state})")
 
 
+class AlreadyStartedError(FarmError):
+    """The job does not wait any more, so what may change only while it waits stays as it is."""
+
+    def __init__(self, job_id: str, state: str) -> None:
+        super().__init__(
+            "already_started", 409, f"{job_id} has been started (state {state}); cancel it instead"
+        )
+
+
 class NotFinishedError(FarmError):
     """The job has no result (yet)."""
 
@@ -116,3 +125,14 @@ class QueueFullError(FarmError):
     def __init__(self, max_queued: int) -> None:
         message = f"{max_queued} jobs are waiting already, which is all this account may have; wait or cancel"
         super().__init__("queue_full", 429, message, retry_after_s=10)
+
+
+class QuotaExceededError(FarmError):
+    """The account has used, or has promised to jobs that wait, all of the day's GPU-seconds."""
+
+    def __init__(self, limit_s: int, left_s: int, wanted_s: int, retry_after_s: int) -> None:
+        message = (
+            f"about {wanted_s} GPU-seconds are needed; {left_s} of the account's {limit_s} a day are left; "
+            "wait until the next day (UTC), or for jobs that end sooner than estimated"
+        )
+        super().__init__("quota_exceeded", 429, message, retry_after_s=retry_after_s)

@@ -64,6 +64,9 @@ class QuotaSettings(_Group):
 
     max_queued: int = Field(default=100, ge=1, description="Waiting jobs of one account.")
     max_running: int = Field(default=8, ge=1, description="Active jobs of one account.")
+    gpu_seconds_per_day: int | None = Field(
+        default=None, ge=1, description="GPU-seconds of one account and day (UTC); none: no limit."
+    )
 
 
 class RetentionSettings(_Group):
@@ -200,6 +203,7 @@ class Settings(BaseSettings):
         return Rules(
             max_queued=self.quota.max_queued,
             max_running=self.quota.max_running,
+            gpu_s_per_day=self.quota.gpu_seconds_per_day,
             max_infra_losses=self.limits.max_infra_losses,
             lease_s=self.worker.lease_s,
         )

@@ -16,7 +16,8 @@ from api.auth import requires
 from api.deps import Services, ServicesDep
 from api.problems import problem_response
 from api.ranges import Span, UnsatisfiableRangeError, read_range, stream
-from api.routes.videos import PROBLEM, checked_id
+from api.routes.videos import PROBLEM
+from api.views import checked_id
 from farm.accounts import Principal
 from farm.clock import now
 from farm.errors import ContentExpiredError, FarmError, NotFinishedError, NotFoundError

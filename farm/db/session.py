@@ -4,12 +4,16 @@ A unit of work is short: no network call but the database's happens inside it. E
 time-outs of its role set by the server, so a forgotten lock or a slow query ends by itself.
 """
 
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from farm.settings import Settings
 
@@ -18,6 +22,8 @@ SWEEP_STATEMENT_TIMEOUT_S = 15
 LOCK_TIMEOUT_S = 2
 IDLE_IN_TRANSACTION_TIMEOUT_S = 10
 CONNECT_TIMEOUT_S = 5
+PING_AFTER_S = 2.0
+_USED_S = "used_s"
 
 
 def make_engine(settings: Settings, *, application: str, pool_size: int = 5) -> Engine:
@@ -28,12 +34,20 @@ def make_engine(settings: Settings, *, application: str, pool_size: int = 5) -> 
         application: Role shown in pg_stat_activity; `ticker` may run the longer statements of sweeps.
         pool_size: Connections kept; as many again may be opened for a moment.
     """
-    return create_engine(settings.database_url, **_options(application, pool_size))
+    # A restarted server must not fail the first use of every connection.
+    options = _options(application, pool_size) | {"pool_pre_ping": True}
+    return create_engine(settings.database_url, **options)
 
 
 def make_async_engine(settings: Settings, *, application: str, pool_size: int = 10) -> AsyncEngine:
-    """Return a pool of connections for an event loop; arguments as for `make_engine`."""
-    return create_async_engine(settings.database_url, **_options(application, pool_size))
+    """Return a pool of connections for an event loop; arguments as for `make_engine`.
+
+    Only a connection that was idle for a moment is asked whether it still works: asking each time would cost
+    every request a round trip. After a restart of the server, the first request of a busy process may fail.
+    """
+    engine = create_async_engine(settings.database_url, **_options(application, pool_size))
+    _ping_idle_connections(engine.sync_engine)
+    return engine
 
 
 @contextmanager
@@ -50,6 +64,25 @@ async def async_unit_of_work(engine: AsyncEngine) -> AsyncIterator[AsyncConnecti
         yield conn
 
 
+def _ping_idle_connections(engine: Engine) -> None:
+    """Ask idle connections whether they still work before they are used; the pool replaces dead ones."""
+
+    def note_use(_: Any, record: ConnectionPoolEntry) -> None:
+        record.info[_USED_S] = time.monotonic()
+
+    def ping(connection: DBAPIConnection, record: ConnectionPoolEntry, _: Any) -> None:
+        used_s = record.info.get(_USED_S)
+        if used_s is None or time.monotonic() - used_s < PING_AFTER_S:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as exc:
+            raise DisconnectionError from exc
+
+    event.listen(engine, "checkin", note_use)
+    event.listen(engine, "checkout", ping)
+
+
 def _options(application: str, pool_size: int) -> dict[str, Any]:
     statement_s = SWEEP_STATEMENT_TIMEOUT_S if application == "ticker" else STATEMENT_TIMEOUT_S
     server = {
@@ -63,7 +96,6 @@ def _options(application: str, pool_size: int) -> dict[str, Any]:
         "max_overflow": pool_size,
         "pool_timeout": CONNECT_TIMEOUT_S,
         "hide_parameters": True,  # prompts are parameters, and errors are logged
-        "pool_pre_ping": True,  # a restarted server must not fail the first request of every connection
         "connect_args": {
             "application_name": f"magi2-{application}",
             "connect_timeout": CONNECT_TIMEOUT_S,

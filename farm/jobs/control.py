@@ -1,22 +1,50 @@
-"""What a user does to a job: cancel, delete, retry.
+"""What a user does to a job: cancel, delete, retry, change while it waits.
 
 Each locks the job first, so it and a worker's write are one after the other: whoever commits first wins, and
 the other sees it.
 """
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
-from farm.accounts import max_queued
-from farm.db.tables import account_usage
-from farm.errors import AlreadyFinishedError, NotFoundError, NotRetryableError, QueueFullError
+from farm.accounts import check_room
+from farm.errors import (
+    AlreadyFinishedError,
+    AlreadyStartedError,
+    ContentExpiredError,
+    NotFoundError,
+    NotRetryableError,
+)
 from farm.jobs.job import DEFAULT_RULES, PRIORITY_HEAD_START, Job, Rules
 from farm.jobs.policy import error_of
+from farm.jobs.queries import get_input
 from farm.jobs.states import RETRYABLE, State
 from farm.jobs.transition import Locked, lock_job, move, record_event
 from magi2.contract import GenerationRequest, wave_key
+
+
+@dataclass(frozen=True)
+class Again:
+    """What is different when a job is tried again; None keeps what it was, and the caller has checked it."""
+
+    priority: int | None = None
+    seed: int | None = None
+    profile: str | None = None
+    exec_timeout_s: int | None = None
+    gpus: int | None = None
+    gpu_s_reserved: int | None = None
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What changes of a job that waits; None keeps what it was."""
+
+    priority: int | None = None
+    metadata: dict[str, str] | None = None
+    expires_in_s: int | None = None
 
 
 def request_cancel(conn: Connection, account_id: str, job_id: str, by: str) -> Job:
@@ -48,40 +76,68 @@ def retry(
     conn: Connection,
     account_id: str,
     job_id: str,
+    again: Again = Again(),
     *,
-    profile: str | None = None,
-    priority: int | None = None,
-    seed: int | None = None,
     rules: Rules = DEFAULT_RULES,
 ) -> Job:
     """Queue a failed, canceled or expired job again under the same id with a new budget.
 
-    Args:
-        conn: The caller's transaction.
-        account_id: Whose job it must be.
-        job_id: Which job.
-        profile: Another profile, which the caller has checked against the request; None keeps the old one.
-        priority: Another priority; None keeps the old one.
-        seed: Another seed; None keeps the old one.
-        rules: Holds the default quota.
-
     Raises:
-        NotFoundError, NotRetryableError, QueueFullError: As their names say.
+        NotFoundError, NotRetryableError, QueueFullError, QuotaExceededError: As their names say.
+        ContentExpiredError: Its image was removed.
     """
     locked = _lock_visible(conn, account_id, job_id)
     found = locked.job
-    if found.state in RETRYABLE:
-        _check_room(conn, account_id, rules)
-    columns = _fresh_budget(locked, priority if priority is not None else found.priority)
-    if seed is not None:
-        request = GenerationRequest.from_json({**found.params, "seed": seed})
-        columns |= {"seed": seed, "params": request.to_json(), "wave_key": wave_key(request)}
-    if profile is not None:
-        columns |= {"profile": profile, "requested_profile": profile}
-    again = move(conn, locked, to=State.QUEUED, from_states=RETRYABLE, **columns)
-    if again is None:
+    if found.state not in RETRYABLE:
         raise NotRetryableError(job_id, found.state)
-    return again
+    image = get_input(conn, found)
+    if image is not None and image.deleted_at is not None:
+        raise ContentExpiredError(job_id)
+    columns = _fresh_budget(locked, again.priority if again.priority is not None else found.priority)
+    if again.seed is not None:
+        request = GenerationRequest.from_json({**found.params, "seed": again.seed})
+        columns |= {"seed": again.seed, "params": request.to_json(), "wave_key": wave_key(request)}
+        columns |= {"reuse_key": None}  # the digest was of the other seed
+    if again.profile is not None:
+        columns |= {"profile": again.profile, "requested_profile": again.profile, "reuse_key": None}
+    for name in ("exec_timeout_s", "gpus", "gpu_s_reserved"):
+        if getattr(again, name) is not None:
+            columns[name] = getattr(again, name)
+    check_room(conn, account_id, columns.get("gpu_s_reserved", found.gpu_s_reserved), rules)
+    moved = move(conn, locked, to=State.QUEUED, from_states=RETRYABLE, **columns)
+    if moved is None:
+        raise NotRetryableError(job_id, found.state)
+    return moved
+
+
+def change_queued(conn: Connection, account_id: str, job_id: str, changes: Changes) -> Job:
+    """Change a job that still waits; what is None stays as it is.
+
+    Raises:
+        NotFoundError: Unknown, deleted, or of another account.
+        AlreadyStartedError, AlreadyFinishedError: It does not wait any more.
+    """
+    locked = _lock_visible(conn, account_id, job_id)
+    found = locked.job
+    if found.is_finished:
+        raise AlreadyFinishedError(job_id, found.state)
+    if found.is_active:
+        raise AlreadyStartedError(job_id, found.state)
+    columns: dict[str, Any] = {}
+    if changes.priority is not None:
+        columns |= {
+            "priority": changes.priority,
+            "rank_at": found.queued_at - changes.priority * PRIORITY_HEAD_START,
+        }
+    if changes.metadata is not None:
+        columns["metadata"] = changes.metadata
+    if changes.expires_in_s is not None:
+        later = timedelta(seconds=changes.expires_in_s - found.expires_in_s)
+        columns |= {"expires_in_s": changes.expires_in_s, "queue_deadline": found.queue_deadline + later}
+    if not columns:
+        return found
+    named = [name for name in ("priority", "metadata", "expires_in_s") if name in columns]
+    return record_event(conn, locked, "changed", {"changed": named}, **columns)
 
 
 def _stop(conn: Connection, locked: Locked, by: str) -> Job:
@@ -100,15 +156,6 @@ def _lock_visible(conn: Connection, account_id: str, job_id: str) -> Locked:
     if locked is None or locked.job.account_id != account_id or locked.job.deleted_at is not None:
         raise NotFoundError(job_id)
     return locked
-
-
-def _check_room(conn: Connection, account_id: str, rules: Rules) -> None:
-    """Lock the account's counters and refuse one job too many; job rows come first in the order of locks."""
-    mine = account_usage.c.account_id == account_id
-    queued = conn.execute(select(account_usage.c.queued).where(mine).with_for_update()).scalar_one()
-    limit = max_queued(conn, account_id, rules)
-    if queued >= limit:
-        raise QueueFullError(limit)
 
 
 def _fresh_budget(locked: Locked, priority: int) -> dict[str, Any]:

@@ -4,13 +4,13 @@ Both are computed when read, from what is queued and what the profile's last cli
 them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from sqlalchemy import Connection, Float, extract, func, select, tuple_
 
-from farm.clock import db_now, db_seconds
+from farm.clock import db_now, db_seconds, monotonic_s
 from farm.db.tables import job, job_attempt, worker_group
 from farm.groups import FRESH_S
 from farm.jobs.job import Job
@@ -18,6 +18,7 @@ from farm.jobs.states import ACTIVE, State
 
 MAX_POSITION = 10_000  # nobody needs to know more exactly
 NUM_SAMPLES = 20
+KEEP_S = 3.0  # a poll storm asks for the same numbers again and again
 
 
 @dataclass(frozen=True)
@@ -64,20 +65,60 @@ def queue_positions(conn: Connection, job_ids: Sequence[str]) -> dict[str, int]:
 
 def eta_s(conn: Connection, wanted: Job) -> float | None:
     """Return the seconds until the end; None at the end, and before the profile has finished a clip."""
-    if wanted.is_finished:
-        return None
-    pace = measure_pace(conn, wanted.profile, str(wanted.params["tier"]))
-    if pace is None:
-        return None
-    clip_s = pace.clip_s(wanted.steps)
-    if wanted.is_active:
-        return clip_s * (100 - wanted.progress) / 100
-    position = queue_position(conn, wanted) or 1
-    num_groups, num_active = _load(conn, wanted.profile)
-    if position <= num_groups - num_active:
-        return clip_s
-    # Those that run are half done on average.
-    return clip_s * (1 + (position - 1 + num_active / 2) / max(num_groups, 1))
+    return Estimator(keep_s=0).estimate(conn, wanted).eta_s
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a user wants to know of a job that has not ended."""
+
+    queue_position: int | None = None
+    eta_s: float | None = None
+
+
+class Estimator:
+    """Makes estimates, and remembers for a few seconds what a profile's clips took and how busy it is."""
+
+    def __init__(self, *, keep_s: float = KEEP_S, clock: Callable[[], float] = monotonic_s) -> None:
+        """Start without knowledge."""
+        self._keep_s = keep_s
+        self._clock = clock
+        self._paces: dict[tuple[str, str], tuple[float, Pace | None]] = {}
+        self._loads: dict[str, tuple[float, tuple[int, int]]] = {}
+
+    def estimate(self, conn: Connection, wanted: Job) -> Estimate:
+        """Return the place in the queue and the seconds until the end, each None where there is none."""
+        if wanted.is_finished:
+            return Estimate()
+        position = queue_position(conn, wanted)
+        clip_s = self.clip_s(conn, wanted.profile, str(wanted.params["tier"]), wanted.steps)
+        if clip_s is None:
+            return Estimate(position)
+        if wanted.is_active:
+            return Estimate(position, clip_s * (100 - wanted.progress) / 100)
+        return Estimate(position, clip_s + self.wait_s(conn, wanted.profile, position or 1, clip_s))
+
+    def clip_s(self, conn: Connection, profile: str, tier: str, steps: int) -> float | None:
+        """Return what one clip takes; None before the profile has finished one of this tier."""
+        until_s, pace = self._paces.get((profile, tier), (0.0, None))
+        if until_s <= self._clock():
+            pace = measure_pace(conn, profile, tier)
+            if pace is None:
+                return None  # not remembered: the first clip that ends is news
+            self._paces[profile, tier] = (self._clock() + self._keep_s, pace)
+        return None if pace is None else pace.clip_s(steps)
+
+    def wait_s(self, conn: Connection, profile: str, position: int, clip_s: float) -> float:
+        """Return how long a job at this place of the queue waits, if all clips take as long as this one."""
+        until_s, load = self._loads.get(profile, (0.0, (0, 0)))
+        if until_s <= self._clock():
+            load = _load(conn, profile)
+            self._loads[profile] = (self._clock() + self._keep_s, load)
+        num_groups, num_active = load
+        if position <= num_groups - num_active:
+            return 0.0
+        # Those that run are half done on average.
+        return clip_s * (position - 1 + num_active / 2) / max(num_groups, 1)
 
 
 def measure_pace(conn: Connection, profile: str, tier: str) -> Pace | None:

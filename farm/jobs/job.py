@@ -18,6 +18,7 @@ class Rules:
 
     max_queued: int = 100
     max_running: int = 8
+    gpu_s_per_day: int | None = None
     max_infra_losses: int = 5
     lease_s: float = 30.0
 

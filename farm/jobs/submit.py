@@ -4,6 +4,8 @@ The caller has checked the request completely and stored the image; nothing here
 database, and nothing is published: the outbox row and its NOTIFY become visible with the commit.
 """
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -47,6 +49,16 @@ class Submission:
     metadata: dict[str, str] = field(default_factory=dict)
     user_tag: str | None = None
     notices: Sequence[str] = ()
+    batch_id: str | None = None
+    reuse: str = "off"
+    gpus: int = 1
+    gpu_s: int = 0  # the estimate that is kept free of the account's day
+
+    def reuse_key(self) -> str:
+        """Digest everything that decides what the clip looks like, but for the engine."""
+        image = self.input.sha256 if self.input is not None else None
+        parts = [self.profile, self.request.to_json(), image]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def submit(conn: Connection, submission: Submission, *, rules: Rules = DEFAULT_RULES) -> Job:
@@ -54,9 +66,10 @@ def submit(conn: Connection, submission: Submission, *, rules: Rules = DEFAULT_R
 
     Raises:
         QueueFullError: The account has `max_queued` waiting jobs.
+        QuotaExceededError: The day's GPU-seconds do not suffice.
         NotFoundError: There is no such active account.
     """
-    reserve_queue_slot(conn, submission.account_id, rules)
+    reserve_queue_slot(conn, submission.account_id, rules, gpu_s=submission.gpu_s)
     job_id = new_id("video")
     values = _columns(submission)
     if submission.input is not None:
@@ -87,6 +100,11 @@ def _columns(submission: Submission) -> dict[str, Any]:
         "notices": list(submission.notices),
         "metadata": submission.metadata,
         "user_tag": submission.user_tag,
+        "batch_id": submission.batch_id,
+        "reuse": submission.reuse,
+        "reuse_key": submission.reuse_key(),
+        "gpus": submission.gpus,
+        "gpu_s_reserved": submission.gpu_s,
         # now() is one instant for the whole transaction, and the default of created_at and queued_at.
         "rank_at": func.now() - submission.priority * PRIORITY_HEAD_START,
         "queue_deadline": func.now() + timedelta(seconds=submission.expires_in_s),

@@ -6,12 +6,13 @@ and a doorbell where somebody may start at once. So none of these can exist with
 always locked in the order job, then account_usage. Deciding *whether* to move is the business of the callers.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import CTE, Connection, insert, literal, select, update
+from sqlalchemy import CTE, Connection, case, func, insert, literal, select, update
 
 from farm.clock import db_now
 from farm.db.tables import account_usage, job, job_attempt, job_event
@@ -101,7 +102,7 @@ def move(
     values = {**_columns_of(to, before, at), **later, **columns, "state": to, "seq": before.seq + 1}
     moved = update(job).where(job.c.id == before.id).values(**values).returning(job)
     after = Job.from_row(conn.execute(moved).mappings().one())
-    along = [*_attempt_change(before, after, at, attempt or {}), *_usage_change(before, to)]
+    along = [*_attempt_change(before, after, at, attempt or {}), *_usage_change(before, after, at)]
     _record(conn, after, to, at, {"from": before.state, **(event_data or {})}, along)
     if to is State.QUEUED and after.not_before <= at:
         enqueue_doorbell(conn, after.id, after.profile)
@@ -166,15 +167,31 @@ def _attempt_change(before: Job, after: Job, at: datetime, values: Mapping[str, 
     return [update(job_attempt).where(of_job).values(**changes).cte("attempt")]
 
 
-def _usage_change(before: Job, to: State) -> list[CTE]:
-    """Keep `account_usage` equal to a count of the account's jobs."""
+def _usage_change(before: Job, after: Job, at: datetime) -> list[CTE]:
+    """Keep `account_usage` equal to a count of the account's jobs, and settle GPU-seconds at the end."""
+    to = after.state
     queued = (to is State.QUEUED) - (before.state is State.QUEUED)
     running = (to in ACTIVE) - (before.state in ACTIVE)
     if not queued and not running:
         return []
-    changes = {"queued": account_usage.c.queued + queued, "running": account_usage.c.running + running}
-    mine = account_usage.c.account_id == before.account_id
-    return [update(account_usage).where(mine).values(**changes).cte("usage")]
+    usage = account_usage.c
+    changes: dict[str, Any] = {"queued": usage.queued + queued, "running": usage.running + running}
+    if before.state in TERMINAL:
+        changes["gpu_s_reserved"] = usage.gpu_s_reserved + after.gpu_s_reserved
+    if to in TERMINAL:
+        # Counters that drifted must not stop a job; the recount mends and reports them.
+        changes["gpu_s_reserved"] = func.greatest(usage.gpu_s_reserved - before.gpu_s_reserved, 0)
+        today = at.date()
+        used = case((usage.day == today, usage.gpu_s_used), else_=0)
+        changes |= {"day": today, "gpu_s_used": used + _gpu_s(before, at)}
+    return [update(account_usage).where(usage.account_id == before.account_id).values(**changes).cte("usage")]
+
+
+def _gpu_s(before: Job, at: datetime) -> int:
+    """Return what the attempt that ends here took; attempts that the farm lost are not the account's."""
+    if before.state not in ACTIVE or before.started_at is None:
+        return 0
+    return math.ceil((at - before.started_at).total_seconds() * before.gpus)
 
 
 def _record(

@@ -333,12 +333,6 @@ async def test_full_queue_answers_429_with_a_time(client: httpx.AsyncClient, far
     assert farm.num_jobs() == 1
 
 
-async def test_idempotency_key_is_refused_rather_than_ignored(client: httpx.AsyncClient, farm: Farm) -> None:
-    answer = await client.post("/v1/videos", json=SUBMIT, headers={"Idempotency-Key": "abc"})
-    assert (answer.status_code, answer.json()["errors"][0]["loc"]) == (422, "Idempotency-Key")
-    assert farm.num_jobs() == 0
-
-
 async def test_store_that_is_away_refuses_images_and_takes_text(
     client: httpx.AsyncClient, farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

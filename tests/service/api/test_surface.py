@@ -34,8 +34,7 @@ async def test_every_answer_has_a_request_id_and_a_good_one_is_kept(client: http
 async def test_unknown_paths_and_methods_answer_in_the_one_form(client: httpx.AsyncClient) -> None:
     unknown = await client.get("/v1/nothing")
     later = [
-        await client.post(f"/v1/videos{path}", json={})
-        for path in ("/sync", "/batches", "/video_1/retry", "/video_1/remix")
+        await client.post(f"/v1/videos{path}", json={}) for path in ("/video_1/retry", "/video_1/cancel")
     ]
     method = await client.put("/v1/videos", json={})
     options = await client.options("/v1/videos")
@@ -78,7 +77,7 @@ async def test_crash_answers_500_without_any_detail(
     def crash(*_: object) -> None:
         raise RuntimeError(f"{farm.settings.database_url} SELECT prompt FROM job")
 
-    monkeypatch.setattr("api.routes.videos.list_jobs", crash)
+    monkeypatch.setattr("api.views.list_jobs", crash)
     app = create_app(farm.settings)
     transport = httpx.ASGITransport(app)
     async with app.router.lifespan_context(app):
@@ -228,7 +227,9 @@ async def test_description_names_every_route_and_body(client: httpx.AsyncClient)
         "GET /v1/videos",
         "GET /v1/videos/{video_id}",
         "DELETE /v1/videos/{video_id}",
+        "PATCH /v1/videos/{video_id}",
         "POST /v1/videos/{video_id}/cancel",
+        "POST /v1/videos/{video_id}/retry",
         "GET /v1/videos/{video_id}/content",
         "GET /v1/models",
         "GET /livez",
@@ -269,6 +270,6 @@ async def test_lost_connection_of_the_database_is_no_crash(
     def lost(*_: object) -> None:
         raise OperationalError("SELECT 1", {}, Exception("server closed the connection"))
 
-    monkeypatch.setattr("api.routes.videos.list_jobs", lost)
+    monkeypatch.setattr("api.views.list_jobs", lost)
     answer = await client.get("/v1/videos")
     assert (answer.status_code, answer.json()["code"]) == (503, "no_database")

@@ -141,5 +141,5 @@ def test_a_recount_mends_and_reports_wrong_counters(driver):
     driver.reach(State.RUNNING)
     driver.submit()
     driver.sql("UPDATE account_usage SET queued = 7, running = 0")
-    assert driver.run(accounts.recount, driver.account) == Miscount(driver.account, (7, 0), (1, 1))
+    assert driver.run(accounts.recount, driver.account) == Miscount(driver.account, (7, 0, 0), (1, 1, 0))
     assert driver.usage() == (1, 1)

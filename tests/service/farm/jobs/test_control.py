@@ -6,7 +6,7 @@ import pytest
 
 from farm.errors import AlreadyFinishedError, NotFoundError, NotRetryableError, QueueFullError
 from farm.jobs import lifecycle
-from farm.jobs.control import delete_job, request_cancel, retry
+from farm.jobs.control import Again, delete_job, request_cancel, retry
 from farm.jobs.job import Rules
 from farm.jobs.policy import Failure, FailureKind
 from farm.jobs.queries import get_job
@@ -22,7 +22,7 @@ def delete(driver, job):
 
 
 def again(driver, job, **options):
-    return driver.run(retry, driver.account, job.id, rules=driver.rules, **options)
+    return driver.run(retry, driver.account, job.id, Again(**options), rules=driver.rules)
 
 
 @pytest.mark.req("F-05")
