@@ -298,6 +298,49 @@ class EngineConfig:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)} (got {self.dtype})")
 
 
+@dataclass(frozen=True)
+class Launch:
+    """One process among those that were started together, and where they meet.
+
+    Args:
+        rank: Of this process.
+        world: How many there are.
+        local_rank: Of this process among those of its host: its device.
+        address, port: Where rank 0 listens.
+    """
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    address: str = "127.0.0.1"
+    port: int = 0
+
+
+def read_launch(environ: Mapping[str, str] | None = None) -> Launch:
+    """Read what `torchrun`, or a worker's group, tells its processes; without it one process is all.
+
+    Raises:
+        ValueError: A number is none, or the names come without each other.
+    """
+    env = os.environ if environ is None else environ
+    if "WORLD_SIZE" not in env:
+        return Launch()
+    try:
+        return Launch(
+            rank=int(env["RANK"]),
+            world=int(env["WORLD_SIZE"]),
+            local_rank=int(env["LOCAL_RANK"]),
+            address=env["MASTER_ADDR"],
+            port=int(env["MASTER_PORT"]),
+        )
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f"WORLD_SIZE is set, so RANK, LOCAL_RANK, MASTER_ADDR and MASTER_PORT must be too "
+            f"({error}): start with "
+            "torchrun, or unset WORLD_SIZE"
+        ) from error
+
+
 # The launcher's names stand here too, so that a typing error in any MAGI2_ name is found.
 ENVIRONMENT_NAMES = frozenset(
     {

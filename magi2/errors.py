@@ -75,5 +75,9 @@ class EngineError(EngineFailure):
     """The engine failed or was used in a way that it forbids."""
 
 
+class PeerLost(EngineFailure):
+    """A collective failed because another rank is gone or late; this process must end too."""
+
+
 class Stopped(EngineFailure):
     """The caller asked the engine to stop, and it did so at a step boundary."""

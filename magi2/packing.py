@@ -158,6 +158,17 @@ class PackedBatch:
         return (self.video, self.audio, self.text)[modality]
 
 
+def clip_parts(parts: Iterable[Part], first: int, last: int) -> tuple[Part, ...]:
+    """Return what a slice [first, last) of the packed rows holds of the parts, counted from its own start."""
+    clipped = []
+    for part in parts:
+        start, stop = max(part.start, first), min(part.stop, last)
+        if start < stop:
+            source = part.source + start - part.start
+            clipped.append(Part(part.kind, part.segment, start - first, stop - start, source))
+    return tuple(clipped)
+
+
 def merge_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
     """Join neighbours of one modality and drop empty runs."""
     merged: list[Run] = []

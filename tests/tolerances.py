@@ -56,3 +56,7 @@ OOBLECK = {"rtol": 0.0, "atol": 3e-4}
 RESAMPLE = {"rtol": 0.0, "atol": 5e-6}
 # A bf16 forward of a few layers without a mixture against fp32: roundings add up, no choice can flip.
 DIT_BF16_DENSE_FORWARD = 5e-2
+
+# Over ranks in fp32: products of fewer rows, and sums in another order; as the parallel specification states.
+SEQUENCE_PARALLEL = 1e-5
+TENSOR_PARALLEL = 2e-5

@@ -1,7 +1,8 @@
 """The attention half of a layer: projections, QK norm and rotary position, packed attention, sigmoid gates.
 
 Promises: per-token work in blocks of one modality in packed order; the kernel choice is the dispatcher's.
-Query head h uses key head h // (query heads / key heads).
+Query head h uses key head h // (query heads / key heads). Over several ranks it attends with its own heads to
+all tokens, and projects its own tokens with its own share of the matrices.
 """
 
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from kernels import dispatch
 from magi2.config import ModelConfig
 from magi2.model.linear import ModalityLinear, ModalityNorm, parameter
 from magi2.model.tokens import Tokens
+from magi2.parallel import ulysses
+from magi2.parallel.groups import Groups
 
 
 class Projected(NamedTuple):
@@ -25,7 +28,10 @@ class Projected(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Packed self-attention of one layer; `num_modalities` weight sets."""
+    """Packed self-attention of one layer; `num_modalities` weight sets.
+
+    `groups` and `head_counts` (of queries, keys, values) are this rank's; one device has all heads.
+    """
 
     def __init__(
         self,
@@ -37,10 +43,11 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         width, head_dim = config.hidden_size, config.head_dim
-        self.head_dim = head_dim
+        self.width, self.head_dim = width, head_dim
         self.head_counts = (config.num_heads, config.num_query_groups, config.num_query_groups)
         self.softcap = config.attn_softcap
         self.flash_attn_version = flash_attn_version
+        self.groups = Groups()
         self.pre_norm = ModalityNorm(width, num_modalities)
         self.linear_g = ModalityLinear(width, config.num_heads, num_modalities, dtype)
         self.linear_qkv = ModalityLinear(width, sum(self.head_counts) * head_dim, num_modalities, dtype)
@@ -73,20 +80,23 @@ class Attention(nn.Module):
 
     def attend(self, projected: Projected, tokens: Tokens) -> Tensor:
         """Attend inside the segments; the sinks are in the result, the gates are not."""
-        return dispatch.attend(
-            projected.q,
-            projected.k,
-            projected.v,
-            self.sinks,
+        sp = self.groups.sp
+        heads = ulysses.gather_tokens(sp, projected.q, projected.k, projected.v, tokens.lengths)
+        core_LHD = dispatch.attend(
+            heads.q,
+            heads.k,
+            heads.v,
+            ulysses.own_heads(sp, self.sinks),
             bounds=tokens.segment_bounds,
             softcap=self.softcap,
             flash_attn_version=self.flash_attn_version,
         )
+        return ulysses.return_tokens(sp, core_LHD, tokens.lengths)
 
     def finish(self, core_LHD: Tensor, gate_LH: Tensor, tokens: Tokens) -> Tensor:
         """Gate every head of a token and project."""
-        out = core_LHD.new_empty(tokens.num_tokens, core_LHD.shape[1] * core_LHD.shape[2])
+        out = core_LHD.new_empty(tokens.num_tokens, self.width)
         for start, stop, modality in tokens.blocks:
             gated = core_LHD[start:stop] * torch.sigmoid(gate_LH[start:stop])[..., None]
             out[start:stop] = self.linear_proj(gated.flatten(1), modality)
-        return out
+        return self.groups.tp.add_up(out)

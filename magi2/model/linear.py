@@ -17,13 +17,12 @@ class ModalityLinear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, num_modalities: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.out_features = out_features
         self.num_modalities = num_modalities
         self.weight = parameter(num_modalities * out_features, in_features, dtype=dtype)
 
     def forward(self, x: Tensor, modality: int) -> Tensor:
         """Multiply rows [n, in] of one modality by its block; the dtype stays."""
-        return functional.linear(x, _block(self.weight, self.num_modalities, self.out_features, modality))
+        return functional.linear(x, _block(self.weight, self.num_modalities, modality))
 
 
 class ModalityNorm(nn.Module):
@@ -31,7 +30,6 @@ class ModalityNorm(nn.Module):
 
     def __init__(self, dim: int, num_modalities: int) -> None:
         super().__init__()
-        self.dim = dim
         self.num_modalities = num_modalities
         self.weight = parameter(num_modalities * dim, dtype=torch.float32)
 
@@ -41,7 +39,7 @@ class ModalityNorm(nn.Module):
 
     def weight_of(self, modality: int) -> Tensor:
         """Return the weight that one modality uses, [dim]."""
-        return _block(self.weight, self.num_modalities, self.dim, modality)
+        return _block(self.weight, self.num_modalities, modality)
 
 
 def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -49,7 +47,9 @@ def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
 
 
-def _block(weight: Tensor, num_modalities: int, size: int, modality: int) -> Tensor:
+def _block(weight: Tensor, num_modalities: int, modality: int) -> Tensor:
     if num_modalities == 1:
         return weight
+    # Asked of the weight: a tensor-parallel rank holds a part of every block.
+    size = weight.shape[0] // num_modalities
     return weight[modality * size : (modality + 1) * size]

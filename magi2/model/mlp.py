@@ -1,6 +1,7 @@
 """The dense MLP half of a layer.
 
-Promises: blocks of one modality in packed order, so the inner width never meets all tokens at once.
+Promises: blocks of one modality in packed order, so the inner width never meets all tokens at once; over
+tensor-parallel ranks one sum at the end.
 """
 
 import torch
@@ -10,6 +11,7 @@ from kernels import dispatch
 from magi2.config import ModelConfig
 from magi2.model.linear import ModalityLinear, ModalityNorm
 from magi2.model.tokens import Tokens
+from magi2.parallel.groups import Groups
 
 
 class DenseMLP(nn.Module):
@@ -18,6 +20,7 @@ class DenseMLP(nn.Module):
     def __init__(self, config: ModelConfig, num_modalities: int, dtype: torch.dtype) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.dense_intermediate
+        self.groups = Groups()
         self.pre_norm = ModalityNorm(width, num_modalities)
         self.up_gate_proj = ModalityLinear(width, 2 * inner, num_modalities, dtype)
         self.down_proj = ModalityLinear(inner, width, num_modalities, dtype)
@@ -29,4 +32,4 @@ class DenseMLP(nn.Module):
             a = self.pre_norm(x_LC[start:stop], modality).to(x_LC.dtype)
             hidden = dispatch.activate(self.up_gate_proj(a, modality))
             out[start:stop] = self.down_proj(hidden, modality)
-        return out
+        return self.groups.tp.add_up(out)

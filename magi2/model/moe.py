@@ -2,7 +2,9 @@
 
 Promises: nothing is dropped and no token depends on another. The router chooses by the averaged bias, which
 the loader puts in place of the raw one, and weights by the score alone. The pre-norm and the modality
-experts always have one weight set per modality.
+experts always have one weight set per modality. Over several ranks each runs its own MoE heads: for all
+tokens of its group, which travel while the shared experts run, or cut with the matrices, with one sum at the
+end.
 """
 
 import torch
@@ -13,6 +15,9 @@ from kernels.mh_moe import ExpertWeights, Routes
 from magi2.config import NUM_MODALITIES, ModelConfig
 from magi2.model.linear import ModalityLinear, ModalityNorm, parameter
 from magi2.model.tokens import Tokens
+from magi2.parallel import ulysses
+from magi2.parallel.groups import Groups
+from magi2.parallel.layout import head_counts
 
 
 class Router(nn.Module):
@@ -42,7 +47,9 @@ class MultiHeadExperts(nn.Module):
         self.router = Router(num_flat)
 
     def forward(self, x_LGD: Tensor) -> Tensor:
-        """Route and run; [L, G, D] in and out."""
+        """Route and run; [L, G, D] in and out, with the MoE heads of this rank, which may be none."""
+        if x_LGD.shape[1] == 0:
+            return x_LGD
         return dispatch.routed_experts(
             x_LGD, self.route(x_LGD), ExpertWeights(self.W_gate, self.W_up, self.W_down)
         )
@@ -66,6 +73,7 @@ class MoE(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         width, routed, moe = config.hidden_size, config.routed_width, config.moe
+        self.groups = Groups()
         self.num_heads = moe.num_heads
         self.pre_norm = ModalityNorm(width, NUM_MODALITIES)
         self.split_linear = ModalityLinear(width, routed, 1, dtype)
@@ -82,16 +90,22 @@ class MoE(nn.Module):
 
     def forward(self, x_LC: Tensor, tokens: Tokens) -> Tensor:
         """Return the half's output [L, C] in the dtype of its input."""
-        shared_LC = torch.empty_like(x_LC)
+        out_LC = torch.empty_like(x_LC)
         heads_LGD = x_LC.new_empty(tokens.num_tokens, self.num_heads, self.moe_mlp.gate.shape[1])
         for start, stop, modality in tokens.blocks:
             a = self.pre_norm(x_LC[start:stop], modality).to(x_LC.dtype)
             heads_LGD[start:stop] = self.split_linear(a, modality).unflatten(1, (self.num_heads, -1))
-            shared_LC[start:stop] = self.shared(a, modality)
-        routed_LGD = self.moe_mlp(heads_LGD)
+            out_LC[start:stop] = a
+        group, counts = self.groups.dispatch, head_counts(self.num_heads, self.groups.dispatch.size)
+        # The tokens travel to their MoE heads while the shared experts run.
+        coming = ulysses.to_heads(group, heads_LGD, tokens.moe_lengths, counts)
         for start, stop, modality in tokens.blocks:
-            shared_LC[start:stop] += self.merge_linear(routed_LGD[start:stop].flatten(1), modality)
-        return shared_LC
+            out_LC[start:stop] = self.shared(out_LC[start:stop], modality)
+        routed_LGD = self.moe_mlp(coming.wait())
+        routed_LGD = ulysses.to_tokens(group, routed_LGD, tokens.moe_lengths, counts)
+        for start, stop, modality in tokens.blocks:
+            out_LC[start:stop] += self.merge_linear(routed_LGD[start:stop].flatten(1), modality)
+        return self.groups.tp.add_up(out_LC)
 
     def shared(self, a: Tensor, modality: int) -> Tensor:
         """Return the sum of the shared expert and the modality's expert for normed rows of one modality."""

@@ -21,21 +21,25 @@ _MIN_ROWS = 256
 
 @dataclass(frozen=True)
 class Tokens:
-    """The packed sequence as the layers see it.
+    """The packed sequence, or this rank's slice of it, as the layers see it.
 
     Args:
-        blocks: Packed rows in order, each block of one modality.
-        segment_bounds: First row of each attention segment and the end.
+        blocks: Rows of the slice in order, each block of one modality.
+        segment_bounds: First row of each attention segment and the end, of the whole sequence.
         rope: fp32 [L, 2 * pairs] table of sines and cosines.
+        lengths: Rows of every sequence-parallel rank; empty on one.
+        moe_lengths: Those of the ranks that this one exchanges MoE heads with.
     """
 
     blocks: tuple[Run, ...]
     segment_bounds: tuple[int, ...]
     rope: Tensor
+    lengths: tuple[int, ...] = ()
+    moe_lengths: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        """Rows of the packed sequence."""
+        """Rows of the slice."""
         return self.rope.shape[0]
 
 

@@ -3,6 +3,7 @@
 Promises: names in the state dict are those of the released checkpoint; what does not change from step to
 step (rotary table, blocks, embedded text and reference rows) is computed once, in `prepare`; the features
 never form one matrix. It loads nothing and guides nothing. With `params_dtype` float32 everything is fp32.
+Over several ranks each holds a slice of the tokens; the output is whole on every one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from magi2.config import ModelConfig
 from magi2.model.adapters import PostAdapter, PreAdapter
 from magi2.model.layer import Layer
 from magi2.model.tokens import Tokens, cut
-from magi2.packing import PackedBatch, Part, Run, time_row_of
+from magi2.packing import PackedBatch, Part, Run, clip_parts, merge_runs, time_row_of
+from magi2.parallel.groups import Groups
+from magi2.parallel.layout import span, split_lengths
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Magi2Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.dtype: torch.dtype = getattr(torch, config.params_dtype)
+        self.groups = Groups()
         self.pre_adapter = PreAdapter(config)
         self.block = Block(config, self.dtype, flash_attn_version)
         self.post_adapter = PostAdapter(config)
@@ -70,14 +74,22 @@ class Magi2Transformer(nn.Module):
     @torch.no_grad()
     def prepare(self, batch: PackedBatch) -> Prepared:
         """Compute what the steps of one request share."""
+        sp, ep = self.groups.sp, self.groups.dispatch
+        lengths = split_lengths(batch.num_tokens, sp.size)
+        first, last = span(lengths, sp.position)
+        parts = clip_parts(batch.parts, first, last)
+        runs = merge_runs(Run(p.start, p.stop, p.kind.modality) for p in parts)
+        neighbours = sp.position - ep.position  # the first rank of this one's expert group
         tokens = Tokens(
-            blocks=tuple(cut(batch.runs, self.config.stream_width, batch.coords.device)),
+            blocks=tuple(cut(runs, self.config.stream_width, batch.coords.device)),
             segment_bounds=batch.segment_bounds,
-            rope=self.pre_adapter.rope(batch.coords),
+            rope=self.pre_adapter.rope(batch.coords[first:last]),
+            lengths=lengths,
+            moe_lengths=lengths[neighbours : neighbours + ep.size],
         )
         embedded: dict[tuple[object, int, int], Tensor] = {}
         constant = []
-        for part in batch.parts:
+        for part in parts:
             if part.kind.is_generated:
                 continue
             key = (part.kind, part.source, part.length)
@@ -86,7 +98,7 @@ class Magi2Transformer(nn.Module):
                 time_row = time_row_of(part.kind, 0.0, self.config.time_channel_dim).to(rows.device)
                 embedded[key] = self.pre_adapter(rows, part.kind.modality, time_row).to(self.dtype)
             constant.append((part, embedded[key]))
-        return Prepared(tokens, tuple(p for p in batch.parts if p.kind.is_generated), tuple(constant))
+        return Prepared(tokens, tuple(p for p in parts if p.kind.is_generated), tuple(constant))
 
     @torch.no_grad()
     def forward(self, prepared: Prepared, video: Tensor, audio: Tensor, time_row: Tensor) -> Tensor:
@@ -104,7 +116,8 @@ class Magi2Transformer(nn.Module):
         """
         streams = self.embed(prepared, video, audio, time_row)
         streams = self.block(streams, prepared.tokens)
-        return self.project(streams, prepared)
+        out = self.project(streams, prepared)
+        return self.groups.sp.join_rows(out, prepared.tokens.lengths)
 
     def embed(self, prepared: Prepared, video: Tensor, audio: Tensor, time_row: Tensor) -> Tensor:
         """Return the first state of the streams, [L, S, C] in the activations' dtype."""

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from magi2.errors import CheckpointError
+from magi2.parallel import patch
+from magi2.parallel.groups import ALONE, Group
 from magi2.vae import tiling, weights
-from magi2.vae.constants import LATENT_CHANNELS, denormalize
+from magi2.vae.constants import LATENT_CHANNELS, SPATIAL_FACTOR, denormalize
 from magi2.vae.pixels import to_uint8
 from magi2.vae.turbo_network import TurboConfig, TurboNetwork
 
@@ -100,18 +102,26 @@ class TurboDecoder:
         kept: Tensor = video[:, :, window.keep_start : window.keep_stop]
         return kept
 
-    def decode(self, latent_BZTYX: Tensor) -> Iterator[Tensor]:
+    def decode(self, latent_BZTYX: Tensor, group: Group = ALONE) -> Iterator[Tensor]:
         """Decode a latent into RGB frames, one window per step of the iterator.
 
         Args:
             latent_BZTYX: any float dtype, [1, 48, T, Y, X], as the sampler returns it.
+            group: Ranks that share the windows, each with the same latent; the first one gets the frames.
 
         Yields:
-            uint8 [n, 16Y, 16X, 3] on the CPU, in order; 4T - 3 frames together.
+            uint8 [n, 16Y, 16X, 3] on the CPU, in order; 4T - 3 frames together. On other ranks nothing.
         """
         prepared = self.prepare(latent_BZTYX)
-        for window in self.windows(latent_BZTYX):
-            yield to_uint8(self.decode_window(prepared, window)).cpu()
+        windows = self.windows(latent_BZTYX)
+        rows, columns = (SPATIAL_FACTOR * size for size in latent_BZTYX.shape[3:])
+
+        def make(index: int) -> Tensor:
+            return to_uint8(self.decode_window(prepared, windows[index])).cpu()
+
+        owners = patch.assign([window.stop - window.start for window in windows], group.size)
+        shapes = [(window.num_kept, rows, columns, 3) for window in windows]
+        yield from patch.spread(group, owners, shapes, make)
 
     def decode_float(self, latent_BZTYX: Tensor) -> Tensor:
         """Decode a latent into the weights' dtype, [1, 3, 4T - 3, 16Y, 16X] on their device, unclamped."""

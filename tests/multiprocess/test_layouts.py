@@ -1,0 +1,36 @@
+"""Every layout against one rank, in one spawn a world size; test ids are the cases' names."""
+
+import pytest
+
+from magi2.checkpoint.tiny_vae import write_turbo_vae
+from tests.multiprocess.cases import WORLDS
+from tests.multiprocess.models import write_models
+from tests.multiprocess.spawn import Outcomes, run_cases, run_world
+
+ALL = [pytest.param(world, name, id=name) for world, names in WORLDS.items() for name in names]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("models")
+    write_models(folder)
+    write_turbo_vae(folder / "turbo_vae", seed=3)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def outcomes_of(models):
+    """Run a world's cases at the first question, all in one spawn."""
+    done: dict[int, Outcomes] = {}
+
+    def ask(world: int) -> Outcomes:
+        if world not in done:
+            done[world] = run_world(world, run_cases, models, WORLDS[world])
+        return done[world]
+
+    return ask
+
+
+@pytest.mark.parametrize(("world", "name"), ALL)
+def test_case(outcomes_of, world: int, name: str) -> None:
+    outcomes_of(world).check(name, world)
