@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magi2 import errors
-from magi2.config import EngineConfig
+from magi2.config import EngineConfig, wait_passively
 from magi2.contract import GenerationRequest
 from worker.engine_api import (
     Engine,
@@ -52,6 +52,7 @@ class Magi2Engine:
         try:
             refuse_layout(spec)
             config = _engine_config(spec)
+            wait_passively()
             # Imported here: it brings torch, and must come after the refusals.
             from magi2.pipeline import Magi2Pipeline
 
