@@ -14,8 +14,9 @@ from api.body import BodyRules
 from api.deps import make_services
 from api.head import HeadMiddleware
 from api.problems import REQUEST_ID_HEADER, install
+from api.rates import policy
 from api.readiness import ReadinessProbe
-from api.routes import actions, content, health, models, videos, webhooks
+from api.routes import actions, content, health, keys, models, service, videos, webhooks
 from farm.settings import Settings
 from farm.webhooks.guard import Resolver
 
@@ -27,6 +28,9 @@ EXPOSED_HEADERS = (
     "ETag",
     "Location",
     "Retry-After",
+    "RateLimit",
+    "RateLimit-Policy",
+    "Idempotent-Replayed",
     "openai-poll-after-ms",
     "Content-Range",
 )
@@ -57,10 +61,12 @@ def create_app(
     app.state.services = services
     app.state.key_cache = KeyCache()
     app.state.readiness = ReadinessProbe(services)
-    routers = [module.router for module in (videos, actions, content, webhooks, models, health)]
+    routers = [
+        module.router for module in (videos, actions, content, webhooks, keys, models, service, health)
+    ]
     for router in routers:
         app.include_router(router)
-    install(app, routers)
+    install(app, routers, policy(settings.rate))
     app.add_middleware(HeadMiddleware)
     if settings.cors_origins:
         app.add_middleware(

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from fastapi import Request
 
 from api.deps import Services, get_services
+from api.rates import count_request
 from farm.accounts import SCOPES, Principal, authenticate, ensure_account, parse_key
 from farm.clock import monotonic_s
 from farm.errors import AuthenticationError, FarmError, ScopeError
@@ -35,11 +36,24 @@ class KeyCache:
         until, principal = self._entries.get(_digest(text, client_ip), (0.0, None))
         return principal if until > self._clock() else None
 
-    def put(self, text: str, client_ip: str | None, principal: Principal) -> None:
-        """Remember a principal for a few seconds."""
-        self._entries[_digest(text, client_ip)] = (self._clock() + CACHE_TTL_S, principal)
+    def put(
+        self, text: str, client_ip: str | None, principal: Principal, *, known_s: float | None = None
+    ) -> None:
+        """Remember a principal for a few seconds from when the database was asked (`known_s`; now)."""
+        since_s = self._clock() if known_s is None else known_s
+        self._entries[_digest(text, client_ip)] = (since_s + CACHE_TTL_S, principal)
         while len(self._entries) > CACHE_ENTRIES:
             self._entries.popitem(last=False)
+
+    def now_s(self) -> float:
+        """Return the time on the cache's clock."""
+        return self._clock()
+
+    def forget(self, key_id: str) -> None:
+        """Drop a key that was revoked or rotated by this process."""
+        for digest, (_, principal) in list(self._entries.items()):
+            if principal.key_id == key_id:
+                del self._entries[digest]
 
 
 def _digest(text: str, client_ip: str | None) -> bytes:
@@ -50,11 +64,14 @@ def requires(scope: str) -> Callable[[Request], Awaitable[Principal]]:
     """Return a dependency that lets a caller through who has this scope.
 
     Raises:
-        AuthenticationError, ScopeError, AddressError: From the dependency, before the body is read.
+        AuthenticationError, ScopeError, AddressError, RateLimitedError: From the dependency, before the body
+        is read.
     """
 
     async def check(request: Request) -> Principal:
-        principal = await _principal_of(request, get_services(request))
+        services = get_services(request)
+        principal = await _principal_of(request, services)
+        await count_request(request, services, principal)
         if scope not in principal.scopes:
             raise ScopeError(scope)
         return principal
@@ -75,10 +92,12 @@ async def _principal_of(request: Request, services: Services) -> Principal:
     if known is not None:
         return known
     pepper = services.key_pepper
+    # Before the question: a revocation that commits while it is answered counts from here.
+    known_s = cache.now_s()
     found = await services.read(lambda conn: authenticate(conn, text, pepper, client_ip=client_ip))
     if found is None:
         raise AuthenticationError
-    cache.put(text, client_ip, found)
+    cache.put(text, client_ip, found, known_s=known_s)
     return found
 
 

@@ -14,12 +14,15 @@ from typing import Annotated, Any, TypeVar
 import redis.asyncio
 from fastapi import Depends, Request
 from pydantic import SecretStr
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from api.body import BodyRules
 from farm.clock import now
 from farm.db.session import async_unit_of_work, make_async_engine
 from farm.jobs.estimates import Estimator
+from farm.limits import RateLimiter
 from farm.profiles import Profiles, load_profiles
 from farm.settings import Settings
 from farm.storage import ObjectStore, StorageError
@@ -32,6 +35,7 @@ RESOLVER_THREADS = 4
 STORE_THREADS = 16
 STORE_TIMEOUT_S = 60.0
 REDIS_TIMEOUT_S = 1.0
+QUICK_TIMEOUT_S = 0.25
 
 
 def _never() -> bool:
@@ -49,9 +53,11 @@ class Services:
     store: ObjectStore
     profiles: Profiles
     broker: redis.asyncio.Redis
+    quick_broker: redis.asyncio.Redis  # for what every request asks; fails fast
     guard: Policy
     body_rules: BodyRules
     resolver: Resolver
+    limiter: RateLimiter
     estimator: Estimator = field(default_factory=Estimator)
     started_at: datetime = field(default_factory=now)
     image_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(IMAGE_THREADS, "image"))
@@ -92,6 +98,7 @@ class Services:
         for pool in (self.image_pool, self.resolver_pool, self.store_pool):
             pool.shutdown(wait=False, cancel_futures=True)
         await self.broker.aclose()
+        await self.quick_broker.aclose()
         await self.engine.dispose()
 
 
@@ -106,6 +113,7 @@ def make_services(
         resolver: Looks hosts of webhooks up; the system's by default.
     """
     settings.require("secret_key", "key_pepper")
+    quick_broker = _broker(settings, QUICK_TIMEOUT_S)
     return Services(
         settings=settings,
         secret_key=settings.secret_key or SecretStr(""),
@@ -113,14 +121,24 @@ def make_services(
         engine=make_async_engine(settings, application="api"),
         store=ObjectStore(settings),
         profiles=load_profiles(settings.profiles_file),
-        broker=redis.asyncio.Redis.from_url(
-            settings.redis_url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
-        ),
+        broker=_broker(settings, REDIS_TIMEOUT_S),
+        quick_broker=quick_broker,
+        limiter=RateLimiter(quick_broker),
         guard=Policy.from_settings(
             allow_http=settings.webhook.allow_http, allow_cidrs=settings.webhook.allow_cidrs
         ),
         body_rules=body_rules or BodyRules(),
         resolver=resolver or system_resolver,
+    )
+
+
+def _broker(settings: Settings, timeout_s: float) -> redis.asyncio.Redis:
+    """Return a client that does not retry: its callers know what to do without Redis."""
+    return redis.asyncio.Redis.from_url(
+        settings.redis_url,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 0),
     )
 
 

@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.rates import open_ledger, write_headers
 from farm.clock import monotonic_s
 from farm.errors import ErrorDetail, FarmError, NotFinishedError
 from farm.ids import new_id
@@ -113,12 +114,12 @@ def problem_response(
     return JSONResponse(body, status_code=error.http_status, headers=extra, media_type=MEDIA_TYPE)
 
 
-def install(app: FastAPI, routers: Sequence[APIRouter]) -> None:
+def install(app: FastAPI, routers: Sequence[APIRouter], rate_policy: str) -> None:
     """Make the application, which has these routers, answer every failure in the one form."""
     app.state.routers = list(routers)
     for kind in (FarmError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _handle)
-    app.add_middleware(ProblemMiddleware)
+    app.add_middleware(ProblemMiddleware, rate_policy=rate_policy)
 
 
 async def _handle(request: Request, exc: Exception) -> JSONResponse:
@@ -178,17 +179,19 @@ def _of_validation_error(exc: RequestValidationError) -> FarmError:
 
 
 class ProblemMiddleware:
-    """The outermost layer: request id, catch-all and the request's log line."""
+    """The outermost layer: request id, rate-limit headers, catch-all and the request's log line."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, rate_policy: str) -> None:
         """Wrap an application."""
         self._app = app
+        self._rate_policy = rate_policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        open_ledger(scope)
         scope["request_id"] = request_id = _request_id(scope)
         started_s = monotonic_s()
         status = 0
@@ -200,6 +203,7 @@ class ProblemMiddleware:
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID_HEADER] = request_id
                 headers["X-Content-Type-Options"] = "nosniff"
+                write_headers(scope, headers, self._rate_policy)
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):

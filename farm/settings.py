@@ -69,6 +69,13 @@ class QuotaSettings(_Group):
     )
 
 
+class RateSettings(_Group):
+    """How often one may ask; bursts may use a whole minute's share at once."""
+
+    requests_per_minute: int = Field(default=600, ge=1, description="Requests of one API key.")
+    submits_per_minute: int = Field(default=60, ge=1, description="Videos that one account submits.")
+
+
 class RetentionSettings(_Group):
     """How long results are kept."""
 
@@ -161,6 +168,7 @@ class Settings(BaseSettings):
     profiles_file: Path = Field(default=SHIPPED_PROFILES, description="The table of profiles.")
     limits: LimitSettings = LimitSettings()
     quota: QuotaSettings = QuotaSettings()
+    rate: RateSettings = RateSettings()
     retention: RetentionSettings = RetentionSettings()
     webhook: WebhookSettings = WebhookSettings()
     worker: WorkerSettings = WorkerSettings()

@@ -1,4 +1,4 @@
-"""What is made of a finished render: the check against the request, thumbnail, sidecar, upload.
+"""What is made of a finished render: the check against the request, pictures, sound, sidecar, upload.
 
 Nothing is stored before the check has passed, and every object goes under the key of its epoch, so an
 upload of a stale attempt can never be taken for the result. A file that breaks the contract is an engine
@@ -15,7 +15,7 @@ from farm.jobs.job import NewAsset
 from farm.jobs.lifecycle import Result
 from farm.jobs.phases import Progress
 from farm.jobs.policy import Failure, FailureKind
-from farm.media import MediaError, inspect_output, make_thumbnail
+from farm.media import MediaError, extract_audio, inspect_output, make_sprite_sheet, make_thumbnail
 from farm.storage import StorageError, output_key
 from magi2.contract import CLIP_SECONDS, FPS, NUM_FRAMES, SAMPLE_RATE_HZ
 from magi2.media.probe import Probe
@@ -23,23 +23,38 @@ from worker.attempt import Attempt, AttemptFailedError, CanceledError, Stopwatch
 from worker.engine_api import RenderResult
 
 META_VERSION = 1
-MEDIA_TYPES = {"video": "video/mp4", "thumb": "image/jpeg", "meta": "application/json"}
-FILE_NAMES = {"video": "video.mp4", "thumb": "thumb.jpg", "meta": "meta.json"}
+MEDIA_TYPES = {
+    "video": "video/mp4",
+    "thumb": "image/jpeg",
+    "sprite": "image/jpeg",
+    "audio": "audio/wav",
+    "meta": "application/json",
+}
+FILE_NAMES = {
+    "video": "video.mp4",
+    "thumb": "thumb.jpg",
+    "sprite": "sprite.jpg",
+    "audio": "audio.wav",
+    "meta": "meta.json",
+}
 
 
 @dataclass(frozen=True)
 class Output:
-    """A checked clip on this host, with its thumbnail and what the engine and the probe say of it."""
+    """A checked clip on this host, what was cut from it, and what the engine and the probe say of it."""
 
     video: Path
     thumbnail: Path
     thumbnail_size: tuple[int, int]
+    sprite: Path
+    sprite_size: tuple[int, int]
+    audio: Path
     facts: Probe
     stats: dict[str, Any]
 
 
 def check_output(attempt: Attempt, rendered: RenderResult) -> Output:
-    """Hold the file against the contract and cut its thumbnail.
+    """Hold the file against the contract and cut thumbnail, sprite sheet and sound from it.
 
     Raises:
         AttemptFailedError: It is not the clip that was asked for.
@@ -51,16 +66,20 @@ def check_output(attempt: Attempt, rendered: RenderResult) -> Output:
         inspection = inspect_output(video, request.width, request.height)
         if inspection.problems or inspection.facts is None:
             raise AttemptFailedError(_breach(inspection.problems))
-        thumbnail = attempt.folder / FILE_NAMES["thumb"]
+        thumbnail, sprite, audio = (
+            attempt.folder / FILE_NAMES[kind] for kind in ("thumb", "sprite", "audio")
+        )
         try:
-            size = make_thumbnail(video, thumbnail)
+            size, sprite_size = make_thumbnail(video, thumbnail), make_sprite_sheet(video, sprite)
+            extract_audio(video, audio)
         except MediaError as error:
             raise AttemptFailedError(_breach([str(error)])) from error
-    return Output(video, thumbnail, size, inspection.facts, dict(rendered.stats))
+    stats = dict(rendered.stats)
+    return Output(video, thumbnail, size, sprite, sprite_size, audio, inspection.facts, stats)
 
 
 def upload(attempt: Attempt, output: Output, fingerprint: dict[str, str]) -> Result:
-    """Mark the job as uploading, store clip, thumbnail and sidecar, and return what `succeed` records.
+    """Mark the job as uploading, store everything, and return what `succeed` records.
 
     Raises:
         AttemptFailedError: The store refused five times in a row.
@@ -77,6 +96,8 @@ def upload(attempt: Attempt, output: Output, fingerprint: dict[str, str]) -> Res
         with Stopwatch(attempt, "upload"):
             video = _store(attempt, "video", output.video, width, height)
             thumb = _store(attempt, "thumb", output.thumbnail, *output.thumbnail_size)
+            sprite = _store(attempt, "sprite", output.sprite, *output.sprite_size)
+            audio = _store(attempt, "audio", output.audio)
             data = _result_data(attempt, output, video, fingerprint)
             meta = _store(attempt, "meta", _write_meta(attempt, data | {"probe": output.facts.to_json()}))
     except StorageError as error:
@@ -85,7 +106,7 @@ def upload(attempt: Attempt, output: Output, fingerprint: dict[str, str]) -> Res
     peak = output.stats.get("peak_memory_mb")
     return Result(
         data=data,
-        assets=[video, thumb, meta],
+        assets=[video, thumb, sprite, audio, meta],
         timings=dict(attempt.timings),
         peak_memory_mb=None if peak is None else round(peak),
     )

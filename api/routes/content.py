@@ -1,10 +1,11 @@
-"""`GET /v1/videos/{id}/content`: a link to the object store, or the bytes through this process.
+"""What a video left behind: `/content` (a link to the store, or the bytes), `/url` and `/timeline`.
 
 The object is the one that the job's asset row names, so only the result of the epoch that won is ever given
 out. The name offered for download is made from the id. Links are secrets: they are not logged and not to be
 cached.
 """
 
+from datetime import timedelta
 from typing import Annotated, Literal
 
 import structlog
@@ -17,22 +18,32 @@ from api.deps import Services, ServicesDep
 from api.problems import problem_response
 from api.ranges import Span, UnsatisfiableRangeError, read_range, stream
 from api.routes.videos import PROBLEM
+from api.service_schemas import ContentUrl, TimelineAttempt, TimelineEvent, VideoTimeline
 from api.views import checked_id
 from farm.accounts import Principal
 from farm.clock import now
 from farm.errors import ContentExpiredError, FarmError, NotFinishedError, NotFoundError
-from farm.jobs.job import Asset, Job
-from farm.jobs.queries import assets_by_job, get_job
+from farm.jobs.job import Asset, Attempt, Job
+from farm.jobs.queries import assets_by_job, get_job, timeline
 from farm.jobs.states import State
+from farm.jobs.video_object import rfc3339
 from farm.storage import ObjectBody, ObjectMissingError, content_disposition
 
 log = structlog.get_logger(__name__)
 router = APIRouter(prefix="/v1/videos", tags=["videos"])
 
 LINK_TTL_S = 3600
-Variant = Literal["video", "thumbnail", "metadata"]
-# Variant -> kind of asset, suffix of the file that is offered.
-_KINDS = {"video": ("video", ".mp4"), "thumbnail": ("thumb", ".jpg"), "metadata": ("meta", ".json")}
+MIN_LINK_TTL_S, MAX_LINK_TTL_S = 60, 86_400
+Variant = Literal["video", "thumbnail", "spritesheet", "audio", "metadata"]
+# Variant -> kind of asset, end of the file name that is offered.
+_KINDS = {
+    "video": ("video", ".mp4"),
+    "thumbnail": ("thumb", ".jpg"),
+    "spritesheet": ("sprite", "-sprite.jpg"),
+    "audio": ("audio", ".wav"),
+    "metadata": ("meta", ".json"),
+}
+Reader = Annotated[Principal, Depends(requires("videos:read"))]
 
 
 @router.get(
@@ -44,18 +55,67 @@ async def get_content(
     video_id: str,
     request: Request,
     services: ServicesDep,
-    principal: Annotated[Principal, Depends(requires("videos:read"))],
+    principal: Reader,
     variant: Variant = "video",
     *,
     redirect: Annotated[bool, Query(description="False: stream through the api.")] = True,
 ) -> Response:
-    """Return the finished clip, its thumbnail or its metadata."""
-    job, asset = await services.read(_finished_asset, principal.account_id, checked_id(video_id), variant)
+    """Return the finished clip or what was made of it: pictures, sound, metadata."""
+    job, asset = await services.look(_finished_asset, principal.account_id, checked_id(video_id), variant)
     filename = f"{job.id}{_KINDS[variant][1]}"
     if redirect:
         url = services.store.presign(asset.key, LINK_TTL_S, filename, asset.media_type)
         return Response(status_code=302, headers={"Location": url, "Cache-Control": "no-store"})
     return await _through_the_api(request, services, asset, filename)
+
+
+@router.get("/{video_id}/url", responses={"4XX": PROBLEM})
+async def get_url(
+    video_id: str,
+    services: ServicesDep,
+    principal: Reader,
+    variant: Variant = "video",
+    ttl: Annotated[int, Query(ge=MIN_LINK_TTL_S, le=MAX_LINK_TTL_S, description="Seconds.")] = LINK_TTL_S,
+) -> ContentUrl:
+    """Return a link that anybody may use until it ends."""
+    job, asset = await services.look(_finished_asset, principal.account_id, checked_id(video_id), variant)
+    ends_at = now() + timedelta(seconds=ttl)
+    url = services.store.presign(asset.key, ttl, f"{job.id}{_KINDS[variant][1]}", asset.media_type)
+    return ContentUrl(url=url, expires_at=int(ends_at.timestamp()))
+
+
+@router.get("/{video_id}/timeline", responses={"4XX": PROBLEM})
+async def get_timeline(video_id: str, services: ServicesDep, principal: Reader) -> VideoTimeline:
+    """Return everything that happened to a video: its events, and each attempt of a group."""
+    found = await services.look(timeline, principal.account_id, checked_id(video_id))
+    return VideoTimeline(
+        id=video_id,
+        events=[
+            TimelineEvent(
+                seq=event.seq, type=event.type, at=rfc3339(event.at), attempt=event.epoch, data=event.data
+            )
+            for event in found.events
+        ],
+        attempts=[_show_attempt(attempt) for attempt in found.attempts],
+    )
+
+
+def _show_attempt(attempt: Attempt) -> TimelineAttempt:
+    """Show an attempt without what is for operators only: of its error, the code."""
+    times = {
+        name: rfc3339(at) if (at := getattr(attempt, name)) else None
+        for name in ("queued_at", "started_at", "running_at", "uploading_at", "ended_at")
+    }
+    return TimelineAttempt(
+        attempt=attempt.epoch,
+        group=attempt.group_id,
+        profile=attempt.profile,
+        outcome=attempt.outcome,
+        error_code=(attempt.error or {}).get("code"),
+        timings=attempt.timings or {},
+        peak_memory_mb=attempt.peak_memory_mb,
+        **times,
+    )
 
 
 def _finished_asset(conn: Connection, account_id: str, job_id: str, variant: str) -> tuple[Job, Asset]:

@@ -16,11 +16,12 @@ from sqlalchemy import Connection
 from api.auth import requires
 from api.body import read_body
 from api.deps import Services, ServicesDep
-from api.idempotency import Answer, answer_once, find_answer, replayed, scope_of
+from api.idempotency import REPLAYED, Answer, answer_once, find_answer, replayed, scope_of
 from api.intake import Intake, estimated_gpu_s, store_input, take_request
 from api.listing import list_query_of
 from api.openapi import LIST_PARAMETERS, SUBMIT_BODY
 from api.presenter import View, etag_of, present
+from api.rates import count_submits
 from api.schemas import ProblemBody, Video, VideoList
 from api.views import answer_of, checked_id, read_headers, read_page, read_view, view_of
 from farm.accounts import Principal
@@ -50,14 +51,20 @@ async def create_video(request: Request, services: ServicesDep, principal: Write
         stored = await find_answer(services, scope)
         if stored is not None:
             return replayed(services, stored)
+        await count_submits(request, services, principal)
         intake = await take_request(services, principal, body)
         try:
             submission = await store_input(services, intake)
-            return await answer_once(services, scope, lambda conn: _queue(conn, services, submission, intake))
+            answer = await answer_once(
+                services, scope, lambda conn: _queue(conn, services, submission, intake)
+            )
         finally:
             intake.discard()
     finally:
         body.close()
+    if REPLAYED in answer.headers:
+        await count_submits(request, services, principal, -1)
+    return answer
 
 
 @router.get("", response_model=VideoList, responses={"4XX": PROBLEM}, openapi_extra=LIST_PARAMETERS)

@@ -33,6 +33,42 @@ class Pace:
         return self.rest_s + steps * self.step_s
 
 
+@dataclass(frozen=True)
+class Queue:
+    """Groups and waiting jobs of a profile."""
+
+    live_groups: int = 0
+    idle_groups: int = 0
+    queued: int = 0
+    oldest_s: float | None = None
+
+
+def queues(conn: Connection) -> dict[str, Queue]:
+    """Return the profiles that have live groups or waiting jobs."""
+    is_live = (worker_group.c.state != "gone") & (
+        worker_group.c.heartbeat_at > db_now() - db_seconds(FRESH_S)
+    )
+    groups = (
+        select(
+            worker_group.c.profile,
+            func.count(),
+            func.count().filter(worker_group.c.state == "ready"),
+        )
+        .where(is_live)
+        .group_by(worker_group.c.profile)
+    )
+    age_s = extract("epoch", db_now() - func.min(job.c.queued_at)).cast(Float)
+    waiting = (
+        select(job.c.profile, func.count(), age_s).where(job.c.state == State.QUEUED).group_by(job.c.profile)
+    )
+    live = {row[0]: (row[1], row[2]) for row in conn.execute(groups)}
+    queued = {row[0]: (row[1], row[2]) for row in conn.execute(waiting)}
+    return {
+        profile: Queue(*live.get(profile, (0, 0)), *queued.get(profile, (0, None)))
+        for profile in live.keys() | queued.keys()
+    }
+
+
 def queue_position(conn: Connection, wanted: Job) -> int | None:
     """Return an estimate of the place in the queue of its profile, 1 = next; None when not queued."""
     if wanted.state is not State.QUEUED:

@@ -33,6 +33,12 @@ from magi2.contract import CONTRACT_VERSION
 PROFILE = "tiny-cpu"
 SUBMIT = {"prompt": "A red fox walks through fresh snow.", "size": "448x256", "num_inference_steps": 4}
 CLIP = bytes(range(256)) * 40
+OBJECTS = (
+    ("video", "video.mp4", "video/mp4", CLIP),
+    ("sprite", "sprite.jpg", "image/jpeg", b"tiles"),
+    ("audio", "audio.wav", "audio/wav", b"RIFF"),
+    ("meta", "meta.json", "application/json", b'{"seed": 1}'),
+)
 CONDITIONING = {"reference_grid": [18, 28], "branches": {"conditional": {"video": 14336, "text": 9}}}
 EVERY_HOST_IS_PUBLIC = "93.184.216.34"
 
@@ -56,6 +62,18 @@ class Farm:
             account_id = ensure_account(conn, account)
             return create_key(conn, account_id, self.settings.key_pepper, **options).text
 
+    @contextlib.asynccontextmanager
+    async def client(self, *, key: str | None = None, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
+        """Give a client of an application with other settings."""
+        app = create_app(self.settings.model_copy(update=changes), resolver=resolver)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+        headers = {"Authorization": f"Bearer {key or self.key}"}
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://farm", headers=headers) as made,
+        ):
+            yield made
+
     def claim(self) -> Claimed:
         with unit_of_work(self.database) as conn:
             claimed = claim(conn, "g1", PROFILE, "boot-1", [CONTRACT_VERSION])
@@ -75,10 +93,7 @@ class Farm:
         with unit_of_work(self.database) as conn:
             assert mark_uploading(conn, job.id, epoch)
         assets = []
-        for kind, name, media_type, data in (
-            ("video", "video.mp4", "video/mp4", CLIP),
-            ("meta", "meta.json", "application/json", b'{"seed": 1}'),
-        ):
+        for kind, name, media_type, data in OBJECTS:
             key = output_key(job.account_id, job.id, epoch, name, now())
             stored = self.store.put(key, data, media_type)
             assets.append(NewAsset(kind, key, stored.bytes, str(stored.sha256), media_type))
@@ -112,13 +127,7 @@ def farm(settings: Settings, database: sqlalchemy.Engine, object_store: ObjectSt
 @pytest.fixture
 async def client(farm: Farm) -> AsyncIterator[httpx.AsyncClient]:
     """Return a client of the application in this process; a crash of a route fails the test."""
-    app = create_app(farm.settings, resolver=resolver)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
-    headers = {"Authorization": f"Bearer {farm.key}"}
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://farm", headers=headers) as made,
-    ):
+    async with farm.client() as made:
         yield made
 
 

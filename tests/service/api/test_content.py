@@ -7,6 +7,9 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
+from farm.db.session import unit_of_work
+from farm.jobs.lifecycle import fail
+from farm.jobs.policy import Failure, FailureKind
 from tests.service.api.conftest import CLIP, SUBMIT, Farm
 
 DIGEST = hashlib.sha256(CLIP).hexdigest()
@@ -116,7 +119,7 @@ async def test_head_tells_the_size_without_reading_the_store(
 async def test_variants(client: httpx.AsyncClient, finished: str) -> None:
     metadata = await client.get(f"/v1/videos/{finished}/content?variant=metadata&redirect=false")
     missing = await client.get(f"/v1/videos/{finished}/content?variant=thumbnail")
-    later = await client.get(f"/v1/videos/{finished}/content?variant=spritesheet")
+    later = await client.get(f"/v1/videos/{finished}/content?variant=subtitles")
     assert (metadata.json(), metadata.headers["content-type"]) == ({"seed": 1}, "application/json")
     assert missing.status_code == 404
     assert (later.status_code, later.json()["errors"][0]["loc"]) == (422, "variant")
@@ -154,3 +157,57 @@ async def test_only_the_epoch_of_the_asset_row_is_given_out(
     (row,) = farm.execute("SELECT key FROM asset WHERE kind = 'video'")
     farm.store.put(row.key.replace("/e1/", "/e2/"), b"of another attempt", "video/mp4")
     assert (await streamed(client, finished)).content == CLIP
+
+
+@pytest.mark.parametrize(
+    ("variant", "media_type", "name", "data"),
+    [
+        ("spritesheet", "image/jpeg", "-sprite.jpg", b"tiles"),
+        ("audio", "audio/wav", ".wav", b"RIFF"),
+        ("metadata", "application/json", ".json", b'{"seed": 1}'),
+    ],
+)
+async def test_each_variant_is_its_own_object(
+    client: httpx.AsyncClient, finished: str, variant: str, media_type: str, name: str, data: bytes
+) -> None:
+    answer = await client.get(f"/v1/videos/{finished}/content?variant={variant}&redirect=false")
+    assert (answer.content, answer.headers["content-type"]) == (data, media_type)
+    assert answer.headers["content-disposition"] == f'attachment; filename="{finished}{name}"'
+
+
+@pytest.mark.req("F-21")
+async def test_url_is_a_link_that_ends_when_it_says(client: httpx.AsyncClient, finished: str) -> None:
+    answer = (await client.get(f"/v1/videos/{finished}/url?ttl=60")).json()
+    assert parse_qs(urlsplit(answer["url"]).query)["X-Amz-Expires"] == ["60"]
+    async with httpx.AsyncClient() as outsider:
+        assert (await outsider.get(answer["url"])).content == CLIP
+    for ttl in (59, 86_401):
+        assert (await client.get(f"/v1/videos/{finished}/url?ttl={ttl}")).status_code == 422
+
+
+async def test_url_of_what_is_not_there(client: httpx.AsyncClient, farm: Farm, finished: str) -> None:
+    waiting = (await client.post("/v1/videos", json=SUBMIT)).json()["id"]
+    farm.age(finished, timedelta(days=8))
+    answers = [await client.get(f"/v1/videos/{video}/url") for video in (waiting, finished, "video_1")]
+    assert [answer.status_code for answer in answers] == [409, 410, 404]
+
+
+@pytest.mark.req("F-03")
+async def test_timeline_tells_everything_but_what_is_for_operators(
+    client: httpx.AsyncClient, farm: Farm
+) -> None:
+    video_id = (await client.post("/v1/videos", json=SUBMIT)).json()["id"]
+    claimed = farm.start()
+    with unit_of_work(farm.database) as conn:
+        failure = Failure(FailureKind.ENGINE_ERROR, "private words", {"path": "private"})
+        assert fail(conn, video_id, claimed.epoch, failure)
+    answer = await client.get(f"/v1/videos/{video_id}/timeline")
+    told = answer.json()
+    assert [event["seq"] for event in told["events"]] == list(range(1, len(told["events"]) + 1))
+    assert [event["type"] for event in told["events"]][:3] == ["queued", "starting", "running"]
+    [attempt] = told["attempts"]
+    assert (attempt["outcome"], attempt["error_code"], attempt["group"]) == ("requeued", "engine_error", "g1")
+    assert "private" not in answer.text
+    stranger = {"Authorization": f"Bearer {farm.new_key('other')}"}
+    for path in ("timeline", "url", "content"):
+        assert (await client.get(f"/v1/videos/{video_id}/{path}", headers=stranger)).status_code == 404

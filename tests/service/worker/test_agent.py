@@ -46,7 +46,7 @@ def test_queued_job_becomes_three_public_objects(bench, start_agent, object_stor
     assert (done.state, done.progress, done.error) == (State.SUCCEEDED, 100, None)
     assert bench.event_types(job) == ["queued", "starting", "running", "uploading", "succeeded"]
     assets = bench.assets(job)
-    assert set(assets) == {"video", "thumb", "meta"}
+    assert set(assets) == {"video", "thumb", "sprite", "audio", "meta"}
     assert {asset.key for asset in assets.values()} == stored_keys(s3)
     for asset in assets.values():
         body = object_store.open_range(asset.key).read()

@@ -1,7 +1,9 @@
+import wave
+
 import pytest
 from PIL import Image
 
-from farm.media import MediaError, inspect_output, make_thumbnail
+from farm.media import MediaError, extract_audio, inspect_output, make_sprite_sheet, make_thumbnail
 from worker.engines.stock_clip import stock_clip
 
 
@@ -42,8 +44,9 @@ def test_file_that_is_none_is_a_problem(tmp_path, content):
     inspection = inspect_output(path, 448, 256)
     assert inspection.facts is None
     assert len(inspection.problems) == 1
-    with pytest.raises(MediaError):
-        make_thumbnail(path, tmp_path / "x.jpg")
+    for make in (make_thumbnail, make_sprite_sheet, extract_audio):
+        with pytest.raises(MediaError):
+            make(path, tmp_path / "x")
 
 
 @pytest.mark.parametrize(("size", "small"), [((448, 256), (448, 256)), ((896, 512), (480, 274))])
@@ -54,3 +57,23 @@ def test_thumbnail_is_a_small_picture_of_the_clip(tmp_path, size, small):
     with Image.open(tmp_path / "thumb.jpg") as picture:
         assert (picture.format, picture.size) == ("JPEG", small)
         assert len(set(picture.convert("L").tobytes())) > 50
+
+
+def test_sprite_sheet_holds_every_fifth_frame_in_order(clip, tmp_path):
+    assert make_sprite_sheet(clip, tmp_path / "sprite.jpg") == (5 * 224, 5 * 128)
+    with Image.open(tmp_path / "sprite.jpg") as sheet:
+        assert sheet.format == "JPEG"
+        tiles = [
+            sheet.crop((column * 224, row * 128, column * 224 + 224, row * 128 + 128)).tobytes()
+            for row in range(5)
+            for column in range(5)
+        ]
+    assert len(set(tiles)) == 25
+
+
+def test_sound_is_a_wav_of_exactly_ten_seconds(clip, tmp_path):
+    extract_audio(clip, tmp_path / "audio.wav")
+    with wave.open(str(tmp_path / "audio.wav")) as sound:
+        assert (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()) == (2, 2, 44_100)
+        assert sound.getnframes() == 441_000
+        assert len(set(sound.readframes(44_100))) > 50
