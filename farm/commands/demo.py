@@ -34,6 +34,7 @@ def add_to(subcommands: Subcommands) -> None:
     parser = subcommands.add_parser("demo", help="start the farm, render one clip, write the mp4, stop")
     parser.add_argument("-o", "--output", type=Path, default=Path("demo.mp4"), help="where the clip goes")
     parser.add_argument("--prompt", default=PROMPT, help="what to render")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"denoising steps (default {STEPS})")
     parser.set_defaults(run=run)
 
 
@@ -62,13 +63,13 @@ def _render(supervisor: Supervisor, access: Access, arguments: argparse.Namespac
     request = {
         "prompt": arguments.prompt,
         "size": f"{TIER.width}x{TIER.height}",
-        "num_inference_steps": STEPS,
+        "num_inference_steps": arguments.steps,
         "seed": SEED,
         "profile": PROFILE,
     }
     with FarmClient(access) as client:
         job_id = client.submit(request)["id"]
-        note(f"POST /v1/videos -> {job_id}: {TIER.width}x{TIER.height}, {STEPS} steps, seed {SEED}")
+        note(f"POST /v1/videos -> {job_id}: {TIER.width}x{TIER.height}, {arguments.steps} steps, seed {SEED}")
         show, keep_running = ProgressLines(note).show, supervisor.keep_running
         _refuse_failure(client.wait(job_id, timeout_s=JOB_TIMEOUT_S, show=show, meanwhile=keep_running))
         client.download(job_id, arguments.output)

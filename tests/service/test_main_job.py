@@ -55,7 +55,7 @@ def stored_keys(s3: S3Place, ending: str) -> list[str]:
     return [entry["Key"] for entry in listed.get("Contents", []) if entry["Key"].endswith(ending)]
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(600)
 @pytest.mark.req("F-02")
 def test_job_survives_engine_worker_and_api_and_ends_with_one_mp4(
     farm: FarmProcesses, database: sqlalchemy.Engine, s3: S3Place, tmp_path: Path
@@ -85,7 +85,7 @@ def test_job_survives_engine_worker_and_api_and_ends_with_one_mp4(
     assert sorted(numbers) == list(range(1, len(numbers) + 1))
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(600)
 def test_image_job_is_conditioned_as_recorded_and_repeats_exactly(
     farm: FarmProcesses, tmp_path: Path
 ) -> None:

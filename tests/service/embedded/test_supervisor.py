@@ -118,7 +118,7 @@ def all_ended(pids: set[int]) -> Callable[[], bool]:
     return lambda: not any(map(is_alive, pids))
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_next_start_finishes_the_job_that_ctrl_c_interrupted(
     start_up: Callable[..., Up], environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -138,7 +138,7 @@ def test_next_start_finishes_the_job_that_ctrl_c_interrupted(
 
     clip = tmp_path / "demo.mp4"
     demo = subprocess.run(
-        [sys.executable, "-m", "farm.cli", "demo", "-o", str(clip)],
+        [sys.executable, "-m", "farm.cli", "demo", "--steps", "2", "-o", str(clip)],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -147,7 +147,8 @@ def test_next_start_finishes_the_job_that_ctrl_c_interrupted(
     )
     assert demo.returncode == 0, demo.stderr
     assert breaches(probe(clip), 448, 256) == []
-    assert [f"denoise step {step}/4" in demo.stderr for step in range(1, 5)] == [True] * 4
+    assert "denoise step 1/2" in demo.stderr
+    assert "denoise step 2/2" in demo.stderr
     key = json.loads((Path(environment["FARM_STATE_DIR"]) / "access.json").read_text())["key"]
     assert key in first.text()
     assert key not in demo.stdout + demo.stderr
