@@ -1,1 +1,1 @@
-"""The engine: MAGI-2 Preview in PyTorch, as a library and a command (`python -m magi2`). Importing it loads no torch."""
+"""The engine: MAGI-2 Preview in PyTorch, a library and a command, `python -m magi2`. Loads no torch."""
