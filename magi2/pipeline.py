@@ -2,8 +2,9 @@
 
 Promises: weights are loaded once and stay; one pipeline is open per process; equal requests give equal frames
 and samples on equal hardware; a request to stop is honoured at the next step boundary. The transformer stays
-on its device, the other networks visit it for their phase. It writes no file, reads no environment and draws
-no seed: the request says everything.
+on its device, the other networks visit it for their phase. Over several ranks all make the same calls; the
+output rank alone encodes and makes the clip, and its answer to whether to stop holds for all. It writes no
+file, reads no environment and draws no seed: the request says everything.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import ClassVar
 
 import torch
 from PIL.Image import Image as Picture
+from torch import Tensor
 
 from magi2 import determinism
 from magi2.checkpoint.fingerprint import fingerprint
-from magi2.checkpoint.index import PREVIEW, TEXT_ENCODER, read_model_config
+from magi2.checkpoint.index import PREVIEW, TEXT_ENCODER, read_model_config, stored_bytes
 from magi2.checkpoint.load import load_transformer
 from magi2.checkpoint.verify import AUDIO_DECODER, IMAGE_VAE, TURBO_VAE, verify_checkpoint
-from magi2.config import EngineConfig, SamplingConfig
+from magi2.config import EngineConfig, ModelConfig, SamplingConfig
 from magi2.contract import (
     IMAGE_FIELD,
     NUM_FRAMES,
@@ -36,20 +38,27 @@ from magi2.errors import CheckpointError, EngineError, InvalidInput
 from magi2.media.clip import Clip
 from magi2.media.image import open_image, prepare_reference
 from magi2.model.denoiser import TransformerDenoiser
-from magi2.offload.memory import named_exhaustion
+from magi2.offload.memory import host_bytes, named_exhaustion
 from magi2.offload.staging import Stage
 from magi2.packing import Conditioning, Reference
+from magi2.parallel.groups import Groups
+from magi2.parallel.layout import check
+from magi2.parallel.memory import check_memory, plan
 from magi2.record import ProgressFn, RenderStats, RunRecord, silent
 from magi2.sampling.loop import denoise
 from magi2.sampling.noise import Latents, draw_noise
 from magi2.text.prompt import encoder_text
 from magi2.text.qwen35 import TextEncoder
+from magi2.text.tokenizer import PromptTokenizer
 from magi2.vae.oobleck import AudioDecoder
 from magi2.vae.resample import fourier_resample
 from magi2.vae.turbo import TurboDecoder
 from magi2.vae.wan22 import ImageEncoder
 
 __all__ = ["Magi2Pipeline", "ProgressFn", "RenderStats", "Rendered"]
+
+# The networks that visit the device for a phase.
+_VISITORS = ("text_encoder", "image_encoder", "video_decoder", "audio_decoder")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,19 +75,30 @@ class Magi2Pipeline:
     Args:
         config: Checkpoint, device, dtype and the rest that is fixed for the life of the process.
         progress: Told ("load", finished parts, parts).
+        groups: Of this rank, opened by the caller, who closes them after the pipeline; None means one device.
 
     Raises:
         CheckpointError: The checkpoint does not fit; every problem of the folder is named.
+        LayoutError: The layout does not fit the model or the machine; no weight was read.
         EngineError: Another pipeline is open in this process.
     """
 
     _open: ClassVar[Magi2Pipeline | None] = None
 
-    def __init__(self, config: EngineConfig, *, progress: ProgressFn | None = None) -> None:
+    # These three are on the output rank only, the video decoder also on ranks that share its windows.
+    text_encoder: TextEncoder
+    image_encoder: ImageEncoder
+    audio_decoder: AudioDecoder
+    video_decoder: TurboDecoder
+
+    def __init__(
+        self, config: EngineConfig, *, progress: ProgressFn | None = None, groups: Groups | None = None
+    ) -> None:
         if Magi2Pipeline._open is not None:
             raise EngineError("a pipeline is open in this process; close it before opening another")
         self.config = config
         self.device = torch.device(config.device)
+        self.groups = groups or Groups()
         self.sampling = SamplingConfig()
         determinism.configure(deterministic=config.deterministic)
         self._stage = Stage(self.device)
@@ -91,20 +111,45 @@ class Magi2Pipeline:
 
     def _load(self, progress: ProgressFn) -> None:
         root, dtype = self.config.checkpoint, getattr(torch, self.config.dtype)
-        progress("load", 0, 5)
-        self.text_encoder = TextEncoder.load(root / TEXT_ENCODER, dtype, "cpu")
-        progress("load", 1, 5)
-        self.image_encoder = ImageEncoder.load(root / IMAGE_VAE)
-        progress("load", 2, 5)
-        self.video_decoder = TurboDecoder.load(root / TURBO_VAE, dtype)
-        progress("load", 3, 5)
-        self.audio_decoder = AudioDecoder.load(root / AUDIO_DECODER)
-        for part in (self.text_encoder, self.image_encoder, self.video_decoder, self.audio_decoder):
-            self._stage.pin(part.module)
-        progress("load", 4, 5)
         model = read_model_config(root).with_dtype(self.config.dtype)
-        self.transformer = load_transformer(root / PREVIEW, model, device=self.device)
+        check(self.groups.layout, model)
+        self._refuse_too_large(model)
+        progress("load", 0, 5)
+        if self.groups.is_output:
+            self.text_encoder = TextEncoder.load(root / TEXT_ENCODER, dtype, "cpu")
+            self.tokenizer = self.text_encoder.tokenizer
+            progress("load", 1, 5)
+            self.image_encoder = ImageEncoder.load(root / IMAGE_VAE)
+            progress("load", 2, 5)
+            self.audio_decoder = AudioDecoder.load(root / AUDIO_DECODER)
+        else:
+            self.tokenizer = PromptTokenizer.load(root / TEXT_ENCODER)
+        progress("load", 3, 5)
+        if self._is_decoding:
+            self.video_decoder = TurboDecoder.load(root / TURBO_VAE, dtype)
+        for name in _VISITORS:
+            if name in self.__dict__:
+                self._stage.pin(getattr(self, name).module)
+        progress("load", 4, 5)
+        self.transformer = load_transformer(root / PREVIEW, model, device=self.device, groups=self.groups)
         progress("load", 5, 5)
+
+    @property
+    def _is_decoding(self) -> bool:
+        """Whether this rank makes frames, its own or for the output rank."""
+        return self.groups.is_output or self.groups.windows.size > 1
+
+    def _refuse_too_large(self, model: ModelConfig) -> None:
+        """Refuse a layout that cannot hold even the smallest clip, by what the fullest device has free."""
+        if self.device.type != "cuda":
+            return
+        free, _ = torch.cuda.mem_get_info(self.device)
+        least = int(self.groups.world.stack(torch.tensor(free)).min())
+        staged = stored_bytes(self.config.checkpoint / TEXT_ENCODER)
+        smallest = min(TIERS.values(), key=lambda tier: tier.width).name
+        needed = plan(model, self.groups.layout, tier=smallest, staged_bytes=staged, auxiliary_bytes=staged)
+        hosts = self.groups.world.stack(torch.tensor(host_bytes()))
+        check_memory(needed, self.groups.layout, device_bytes=least, host_bytes=int(hosts.min()))
 
     def validate(self, request: GenerationRequest, image: bytes | None) -> None:
         """Check a request on the host: the contract again, the image's pixels and the prompt's tokens.
@@ -121,44 +166,44 @@ class Magi2Pipeline:
         image: bytes | None = None,
         progress: ProgressFn | None = None,
         should_stop: Callable[[], bool] = lambda: False,
-    ) -> Rendered:
-        """Render one clip.
+    ) -> Rendered | None:
+        """Render one clip; None on every rank but the output rank.
 
         Args:
             request: A valid request; equal ones give equal clips.
             image: The uploaded file, exactly if the request says that it has one.
             progress: Told (phase, finished, total); phases are those of `magi2.record`.
-            should_stop: Asked at every step boundary and between windows of frames.
+            should_stop: Asked at every step boundary, and between windows of frames on one rank; of several
+                ranks the output rank's answer counts.
 
         Raises:
             InvalidInput: The request breaks a rule.
             Stopped: `should_stop` said so.
             OutOfMemory: The device or the host has too little.
             EngineError: The result is not finite, or the pipeline is closed.
+            PeerLost: Another rank is gone or late; this process must end.
         """
         picture = self._checked(request, image)
-        run = RunRecord(self.device, progress or silent, should_stop)
+        replica = self.groups.replica
+        run = RunRecord(self.device, progress or silent, lambda: replica.agree(wanted=should_stop()))
         with named_exhaustion(self.device):
             conditioning = self._encode(request, picture, run)
             latents = self._denoise(request, conditioning, run)
             clip = self._decode(request, latents, run)
-        return Rendered(clip, run.stats())
+        stats = run.stats(replica)
+        return None if clip is None else Rendered(clip, stats)
 
     def fingerprint(self) -> dict[str, str]:
         """Return what a job records of this engine, so that a clip can be made again."""
-        return fingerprint(self.config, self.transformer.config)
+        made_by = fingerprint(self.config, self.transformer.config)
+        return made_by | {"layout": str(self.groups.layout)}
 
     def close(self) -> None:
         """Let go of all weights; the process may then open another pipeline."""
         if Magi2Pipeline._open is self:
             Magi2Pipeline._open = None
-            del (
-                self.text_encoder,
-                self.image_encoder,
-                self.video_decoder,
-                self.audio_decoder,
-                self.transformer,
-            )
+            for name in (*_VISITORS, "transformer"):
+                self.__dict__.pop(name, None)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
@@ -176,23 +221,32 @@ class Magi2Pipeline:
         if problems:
             raise InvalidInput(problems)
         text = encoder_text(request.prompt, has_image=request.has_image)
-        self.text_encoder.tokenizer.tokenize_prompt(text)
+        self.tokenizer.tokenize_prompt(text)
         return picture
 
     def _encode(self, request: GenerationRequest, picture: Picture | None, run: RunRecord) -> Conditioning:
-        """Turn prompt, negative prompt and picture into what the transformer is conditioned on."""
-        text = encoder_text(request.prompt, has_image=request.has_image)
-        with run.stage("text_encode", 1), self._stage.holding(self.text_encoder.module):
+        """Turn prompt, negative prompt and picture into what every rank's transformer is conditioned on."""
+        own: list[Tensor] = []
+        with run.stage("text_encode", 1):
+            if self.groups.is_output:
+                own = self._encode_text(encoder_text(request.prompt, has_image=request.has_image))
+        if picture is not None:
+            with run.stage("image_encode", 1):
+                if self.groups.is_output:
+                    tier = TIERS[request.tier]
+                    with self._stage.holding(self.image_encoder.module):
+                        pixels = prepare_reference(picture, tier.width, tier.height)
+                        own.append(self.image_encoder.encode(pixels))
+        shared = self.groups.replica.share(own if self.groups.is_output else None, self.device)
+        positive, negative, special, *latents = shared
+        return Conditioning((positive, negative), tuple(Reference(latent, special) for latent in latents))
+
+    def _encode_text(self, text: str) -> list[Tensor]:
+        """Return the features of the prompt and of the negative one, and the image's marker."""
+        with self._stage.holding(self.text_encoder.module):
             encoded = self.text_encoder.encode(text)
             negative = self.text_encoder.encode_negative()
-            special = self.text_encoder.special_token(encoded, text)
-        branches = (encoded.features, negative.features)
-        if picture is None:
-            return Conditioning(branches)
-        tier = TIERS[request.tier]
-        with run.stage("image_encode", 1), self._stage.holding(self.image_encoder.module):
-            latent = self.image_encoder.encode(prepare_reference(picture, tier.width, tier.height))
-        return Conditioning(branches, (Reference(latent, special),))
+            return [encoded.features, negative.features, self.text_encoder.special_token(encoded, text)]
 
     def _denoise(self, request: GenerationRequest, conditioning: Conditioning, run: RunRecord) -> Latents:
         """Draw the noise and take it to the latents of the clip, all steps."""
@@ -212,19 +266,32 @@ class Magi2Pipeline:
                 should_stop=run.should_stop,
             )
 
-    def _decode(self, request: GenerationRequest, latents: Latents, run: RunRecord) -> Clip:
-        """Turn the latents into frames and samples."""
+    def _decode(self, request: GenerationRequest, latents: Latents, run: RunRecord) -> Clip | None:
+        """Turn the latents into frames and samples; None where they are another rank's."""
         tier = TIERS[request.tier]
-        frames = torch.empty(NUM_FRAMES, tier.height, tier.width, 3, dtype=torch.uint8)
-        num_windows = len(self.video_decoder.windows(latents.video))
-        with run.stage("decode_video", num_windows) as done, self._stage.holding(self.video_decoder.module):
-            first = 0
-            for window, chunk in enumerate(self.video_decoder.decode(latents.video), start=1):
+        frames = torch.empty(0, dtype=torch.uint8)
+        num_windows = len(self.video_decoder.windows(latents.video)) if self._is_decoding else 1
+        with run.stage("decode_video", num_windows) as done:
+            if self._is_decoding:
+                frames = torch.empty(NUM_FRAMES, tier.height, tier.width, 3, dtype=torch.uint8)
+                self._decode_video(latents.video, frames, run, done)
+        with run.stage("decode_audio", 1):
+            if not self.groups.is_output:
+                return None
+            with self._stage.holding(self.audio_decoder.module):
+                samples_CW = fourier_resample(self.audio_decoder.decode(latents.audio))[0].cpu()
+        size = (request.width, request.height)
+        return Clip(frames, samples_CW.T.contiguous(), None if size == (tier.width, tier.height) else size)
+
+    def _decode_video(
+        self, latent: Tensor, frames: Tensor, run: RunRecord, done: Callable[[int], None]
+    ) -> None:
+        """Fill the clip's frames window by window, or make some of them for the output rank."""
+        first = 0
+        with self._stage.holding(self.video_decoder.module):
+            for window, chunk in enumerate(self.video_decoder.decode(latent, self.groups.windows), start=1):
                 frames[first : first + len(chunk)] = chunk
                 first += len(chunk)
                 done(window)
-                run.check()
-        with run.stage("decode_audio", 1), self._stage.holding(self.audio_decoder.module):
-            samples_CW = fourier_resample(self.audio_decoder.decode(latents.audio))[0].cpu()
-        size = (request.width, request.height)
-        return Clip(frames, samples_CW.T.contiguous(), None if size == (tier.width, tier.height) else size)
+                if self.groups.replica.size == 1:  # ranks that share windows stop together, after them
+                    run.check()

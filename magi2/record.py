@@ -14,6 +14,7 @@ import torch
 
 from magi2.errors import Stopped
 from magi2.packing import Conditioning, Kind
+from magi2.parallel.groups import ALONE, Group
 
 # Told (phase, finished, total). Phases: load, text_encode, image_encode, denoise, decode_video, decode_audio;
 # fetch_input and mux belong to whoever fetches and writes the files.
@@ -24,11 +25,15 @@ _COUNTED = (Kind.VIDEO, Kind.AUDIO, Kind.TEXT, Kind.SPECIAL, Kind.REFERENCE)
 
 @dataclass(frozen=True)
 class RenderStats:
-    """What a render took, in seconds and MiB of device memory, and what the model was conditioned on."""
+    """What a render took, in seconds and MiB of device memory, and what the model was conditioned on.
+
+    The peak is the largest of all ranks; with several, each one's stands beside it.
+    """
 
     stage_durations: dict[str, float]
     peak_memory_mb: float | None
     conditioning: dict[str, Any]
+    rank_peak_memory_mb: list[float] | None = None
 
 
 @dataclass
@@ -86,12 +91,13 @@ class RunRecord:
             },
         }
 
-    def stats(self) -> RenderStats:
-        """Return the record of a finished render."""
-        peak = None
-        if self.device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self.device) / 2**20
-        return RenderStats(self.durations, peak, self.conditioning)
+    def stats(self, replica: Group = ALONE) -> RenderStats:
+        """Return the record of a finished render; all ranks of the replica must ask."""
+        if self.device.type != "cuda":
+            return RenderStats(self.durations, None, self.conditioning)
+        own = torch.tensor(torch.cuda.max_memory_allocated(self.device) / 2**20)
+        peaks = replica.stack(own).tolist()
+        return RenderStats(self.durations, max(peaks), self.conditioning, peaks if len(peaks) > 1 else None)
 
 
 def silent(_phase: str, _finished: int, _total: int) -> None:

@@ -83,6 +83,11 @@ def read_model_config(root: Path) -> ModelConfig:
         raise CheckpointError(f"{path} does not describe a model of this engine: {error}") from error
 
 
+def stored_bytes(folder: Path) -> int:
+    """Return how many bytes of weights a model's folder holds."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
 def write_model_config(root: Path, config: ModelConfig) -> None:
     """State a model's sizes in a checkpoint folder."""
     content = {"arch_config": config.to_arch_config(), "time_channel_dim": config.time_channel_dim}

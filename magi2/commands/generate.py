@@ -2,7 +2,8 @@
 
 Promises: every broken rule of the contract is one line and exit code 2, before anything is loaded; a
 checkpoint that does not fit is reported whole; the file appears complete or not at all. The image is read
-here: the engine itself opens no path of a request.
+here: the engine itself opens no path of a request. Under `torchrun` all ranks run the same command; rank 0
+speaks and writes.
 """
 
 from __future__ import annotations
@@ -10,18 +11,23 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from magi2.commands.checkpoint_folder import checkpoint_folder
 from magi2.commands.console import Exit, counted, note, phase_bars, say
-from magi2.config import DTYPES, EngineConfig, engine_environment
+from magi2.commands.layout_flags import add_layout_flags, layout_of
+from magi2.config import DTYPES, EngineConfig, Launch, engine_environment, read_launch
 from magi2.contract import GenerationRequest, ImageFacts, Problem, default_limits, validate
-from magi2.errors import InvalidInput
+from magi2.errors import InvalidInput, LayoutError
+from magi2.parallel.layout import Layout, check, refuse_absent
 
 if TYPE_CHECKING:
+    from magi2.parallel.groups import Groups
     from magi2.pipeline import Rendered
+    from magi2.record import ProgressFn
 
 # Flags that are fields of the request, passed on as they were typed: the contract reads the numbers.
 _FIELDS = {
@@ -54,15 +60,20 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         action="store_true",
         help="refuse operations without a form that repeats bit for bit (also MAGI2_DETERMINISTIC=1)",
     )
+    add_layout_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Render what the arguments ask for."""
     job = _read(arguments)
-    if job.is_seed_drawn:
-        note(f"seed {job.request.seed} was drawn; give --seed {job.request.seed} to make this clip again")
-    _render(job)
+    # Imported here: a refused request does not wait for torch.
+    import torch
+
+    from magi2.parallel.groups import joined
+
+    with joined(job.layout, job.launch, device=torch.device(job.engine.device)) as groups:
+        _render(_with_one_seed(job, groups), groups)
     return Exit.OK
 
 
@@ -72,14 +83,17 @@ class _Job:
     image: bytes | None
     output: Path
     engine: EngineConfig
+    layout: Layout
+    launch: Launch
     is_seed_drawn: bool
 
 
 def _read(arguments: argparse.Namespace) -> _Job:
-    """Check everything that can be checked without the checkpoint.
+    """Check everything that can be checked without the weights.
 
     Raises:
         InvalidInput: Every broken rule.
+        LayoutError: The layout cannot work, or not with the ranks that were launched.
     """
     given = {name.replace("-", "_"): getattr(arguments, name.replace("-", "_")) for name in _FIELDS}
     deterministic = arguments.deterministic or bool(engine_environment().deterministic)
@@ -91,14 +105,43 @@ def _read(arguments: argparse.Namespace) -> _Job:
         problems.append(Problem("output", "output", text))
     if problems or outcome.request is None:
         raise InvalidInput(problems)
+    root, launch = checkpoint_folder(arguments.checkpoint), _launch()
+    layout = _layout(arguments, root, launch)
     engine = EngineConfig(
-        checkpoint=checkpoint_folder(arguments.checkpoint),
-        device=arguments.device or _default_device(),
+        checkpoint=root,
+        device=arguments.device or _default_device(launch),
         dtype=arguments.dtype,
         deterministic=deterministic,
     )
-    image = images[0] if images else None
-    return _Job(outcome.request, image, arguments.output, engine, is_seed_drawn=arguments.seed is None)
+    return _Job(
+        outcome.request,
+        images[0] if images else None,
+        arguments.output,
+        engine,
+        layout,
+        launch,
+        is_seed_drawn=arguments.seed is None,
+    )
+
+
+def _launch() -> Launch:
+    try:
+        return read_launch()
+    except ValueError as error:
+        raise LayoutError(str(error)) from error
+
+
+def _layout(arguments: argparse.Namespace, root: Path, launch: Launch) -> Layout:
+    """Check the layout against this release, the model's sizes and the launched ranks."""
+    layout = layout_of(arguments)
+    refuse_absent(layout)
+    # Imported here: a broken rule does not wait for the reader of checkpoints.
+    from magi2.checkpoint.index import read_model_config
+
+    check(layout, read_model_config(root), launched=launch.world)
+    if layout.warning and launch.rank == 0:
+        note(f"magi2: {layout.warning}")
+    return layout
 
 
 def _read_images(paths: list[Path]) -> tuple[list[bytes], list[ImageFacts], list[Problem]]:
@@ -123,26 +166,45 @@ def _read_images(paths: list[Path]) -> tuple[list[bytes], list[ImageFacts], list
     return images, facts, problems
 
 
-def _default_device() -> str:
+def _default_device(launch: Launch) -> str:
     # Imported here: --help and a refused request do not wait for torch.
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if not torch.cuda.is_available():
+        return "cpu"
+    return "cuda" if launch.world == 1 else f"cuda:{launch.local_rank}"
 
 
-def _render(job: _Job) -> None:
+def _with_one_seed(job: _Job, groups: Groups) -> _Job:
+    """Let all ranks take the seed that the output rank drew."""
+    if not job.is_seed_drawn:
+        return job
+    # Imported here: as in `run`.
+    import torch
+
+    [seed] = groups.replica.share([torch.tensor(job.request.seed)], torch.device("cpu"))
+    if groups.is_output:
+        note(f"seed {int(seed)} was drawn; give --seed {int(seed)} to make this clip again")
+    return replace(job, request=replace(job.request, seed=int(seed)))
+
+
+def _render(job: _Job, groups: Groups) -> None:
     # Imported here: a refused request does not wait for torch.
     from magi2.media.mp4 import write_mp4
     from magi2.pipeline import Magi2Pipeline
+    from magi2.record import silent
 
-    with phase_bars() as bars:
+    with phase_bars() if groups.is_output else nullcontext(silent) as shown:
+        bars: ProgressFn = shown
         begin = time.monotonic()
-        pipeline = Magi2Pipeline(job.engine, progress=bars)
+        pipeline = Magi2Pipeline(job.engine, progress=bars, groups=groups)
         durations = {"load": time.monotonic() - begin}
         try:
             rendered = pipeline(job.request, image=job.image, progress=bars)
         finally:
             pipeline.close()
+        if rendered is None:
+            return
         begin = time.monotonic()
         bars("mux", 0, 1)
         write_mp4(job.output, rendered.clip, crf=job.engine.crf)

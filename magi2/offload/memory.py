@@ -39,5 +39,10 @@ def _needed(error: Exception) -> int:
     return int(float(match[1]) * _UNITS[match[2]]) if match else 0
 
 
+def host_bytes() -> int:
+    """Return the bytes of memory that the host has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def _free_on_host() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

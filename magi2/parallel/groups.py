@@ -24,6 +24,8 @@ from magi2.parallel.layout import Layout, rank_groups
 
 # How long a rank waits for its peers in one collective before it takes them for lost.
 COLLECTIVE_TIMEOUT_S = 600.0
+# One collective under two names: the older one warns from torch 2.13 on.
+_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _AXES = ("tp", "sp", "cfg", "dp", "ep", "replica", "weights", "world")
 
 
@@ -103,7 +105,7 @@ class Group:
             return x[None]
         out = x.new_empty(self.size * x.numel())
         with _named("gather", self.name):
-            dist.all_gather_into_tensor(out, x.contiguous().view(-1), group=self.handle)
+            _gather_flat(out, x.contiguous().view(-1), group=self.handle)
         return out.view(self.size, *x.shape)
 
     def join_rows(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -206,6 +208,11 @@ class Groups:
         return self.ep if self.layout.tp == 1 else ALONE
 
     @property
+    def windows(self) -> Group:
+        """Ranks that share the windows of the video decoder."""
+        return self.world if self.layout.vae_patch_parallel > 1 else ALONE
+
+    @property
     def is_output(self) -> bool:
         """Whether this rank encodes prompts and makes the clip of its replica."""
         return self.replica.position == 0
@@ -238,6 +245,8 @@ def joined(
     if launch.world == 1:
         yield Groups(layout)
         return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     with _named("start", "world"):
         dist.init_process_group(

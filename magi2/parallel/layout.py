@@ -224,6 +224,26 @@ def check(layout: Layout, model: ModelConfig, *, launched: int | None = None) ->
     _raise_if(problems)
 
 
+def refuse_absent(layout: Layout) -> None:
+    """Refuse what the rules allow and this release does not run.
+
+    Raises:
+        LayoutError: It names the flags.
+    """
+    absent = {
+        "--dlo": layout.dlo,
+        "--layerwise": layout.layerwise,
+        "--cpu-offload": layout.cpu_offload,
+        "--cache-dit": layout.cache_dit,
+    }
+    asked = [flag for flag, is_asked in absent.items() if is_asked]
+    if asked:
+        raise LayoutError(
+            f"layout {layout}: {' and '.join(asked)} is not in this release: leave it out, and spread the "
+            "resident weights with --ulysses, --tp or --hsdp"
+        )
+
+
 def _degree_problems(layout: Layout) -> list[str]:
     problems = [
         f"--{_dashed(name)} must be one of {', '.join(map(str, allowed))} (got {value})"

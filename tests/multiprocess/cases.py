@@ -1,5 +1,6 @@
 """What every rank of a world checks: layouts against one rank's model, and mutations that must be noticed."""
 
+import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -14,8 +16,9 @@ from magi2 import packing
 from magi2.checkpoint.index import scan_files, scan_folder
 from magi2.checkpoint.keys import build_on_meta
 from magi2.checkpoint.load import fill
-from magi2.config import SamplingConfig
-from magi2.errors import CheckpointError
+from magi2.config import EngineConfig, SamplingConfig
+from magi2.contract import TIERS, GenerationRequest, Tier
+from magi2.errors import CheckpointError, Stopped
 from magi2.model import transformer as transformer_module
 from magi2.model.denoiser import TransformerDenoiser
 from magi2.model.transformer import Magi2Transformer
@@ -23,6 +26,7 @@ from magi2.parallel import tensor, ulysses
 from magi2.parallel.groups import Groups, open_groups
 from magi2.parallel.layout import Layout, rank_groups, span, split_lengths
 from magi2.parallel.memory import plan, rank_bytes
+from magi2.pipeline import Magi2Pipeline
 from magi2.sampling.guidance import guide
 from magi2.sampling.loop import denoise
 from magi2.sampling.unipc import FlowUniPC, schedule
@@ -255,6 +259,45 @@ def spread_decode(at: World) -> None:
 
 case(4, "VAE-PP4")(spread_decode)
 case(2, "VAE-PP2")(spread_decode)
+
+
+# ---- the whole pipeline
+
+FEW_TOKENS = Tier("272p", 128, 64, 4)
+REQUEST = GenerationRequest("a red kite over the sea", "272p", 2, seed=7, has_image=True)
+
+
+def picture() -> bytes:
+    buffer = io.BytesIO()
+    Image.linear_gradient("L").resize((64, 48)).convert("RGB").save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@case(4, "pipeline-SP4")
+def whole_render(at: World) -> None:
+    engine = EngineConfig(at.folder / "tiny", dtype="float32")
+    layout = Layout(ulysses=4, vae_patch_parallel=4)
+    with mock.patch.dict(TIERS, {"272p": FEW_TOKENS}), groups_of(at, layout) as groups:
+        pipeline = Magi2Pipeline(engine, groups=groups)
+        first, second = (pipeline(REQUEST, image=picture()) for _ in range(2))
+        # Three phases begin, then two steps.
+        asked = iter([False, False, False, False, True])
+        with pytest.raises(Stopped, match="stopped after step 1 of 2"):
+            # Only the output rank wants to stop, and all leave at the same step.
+            pipeline(REQUEST, image=picture(), should_stop=lambda: at.rank == 0 and next(asked))
+        assert pipeline.fingerprint()["layout"] == str(layout)
+        pipeline.close()
+        if at.rank != 0:
+            assert (first, second) == (None, None)
+            return
+        assert torch.equal(first.clip.frames, second.clip.frames)
+        assert torch.equal(first.clip.samples, second.clip.samples)
+        alone = Magi2Pipeline(engine)
+        want = alone(REQUEST, image=picture())
+        alone.close()
+        error = (first.clip.frames.double() - want.clip.frames.double()).square().mean()
+        assert 10 * torch.log10(255**2 / error.clamp_min(1e-12)) >= tolerances.RENDER_PSNR_DB
+        assert first.stats.conditioning == want.stats.conditioning
 
 
 # ---- loading

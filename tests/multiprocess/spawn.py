@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "tests.multiprocess.cases"])
+_CONTEXT.set_forkserver_preload(["tests.multiprocess.cases", "transformers.models.auto.tokenization_auto"])
 # A rank waits so long for its peers in one collective of a case; a whole world has `LIMIT_S`.
 CASE_TIMEOUT_S = 20.0
 LIMIT_S = 100.0

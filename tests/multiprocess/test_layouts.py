@@ -2,6 +2,7 @@
 
 import pytest
 
+from magi2.checkpoint.tiny import write_tiny_checkpoint
 from magi2.checkpoint.tiny_vae import write_turbo_vae
 from tests.multiprocess.cases import WORLDS
 from tests.multiprocess.models import write_models
@@ -15,6 +16,7 @@ def models(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("models")
     write_models(folder)
     write_turbo_vae(folder / "turbo_vae", seed=3)
+    write_tiny_checkpoint(folder / "tiny")
     return folder
 
 
