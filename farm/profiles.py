@@ -26,6 +26,7 @@ from magi2.contract import (
     Limits,
     problems_of,
 )
+from magi2.parallel.layout import Layout, LayoutError, check_released
 
 AUTO = "auto"
 MIN_TIMEOUT_S = 900
@@ -80,10 +81,15 @@ class _Row(BaseModel):
         if self.default_steps > self.max_steps:
             raise ValueError(f"default_steps {self.default_steps} is above max_steps {self.max_steps}")
         world = prod(getattr(self, degree) for degree in _DEGREES)
-        if world != max(self.devices, 1):
+        if self.devices and world != self.devices:
             raise ValueError(
                 f"{' x '.join(_DEGREES)} is {world}, but devices is {self.devices}; they must be equal"
             )
+        try:
+            layout = Layout.from_flags({member: getattr(self, member) for member in _LAYOUT})
+            check_released(layout)
+        except LayoutError as error:
+            raise ValueError(str(error)) from None
         return self
 
 
@@ -128,6 +134,11 @@ class Profile:
     max_steps: int = MAX_STEPS
     cache_dit: str = "forbidden"
     roomier: str | None = None
+
+    @property
+    def world(self) -> int:
+        """Ranks of a group: one a device, or on the CPU as many as the layout asks for."""
+        return prod(self.layout.get(degree, 1) for degree in _DEGREES)
 
     def limits(self) -> Limits:
         """Return what request validation needs to know."""

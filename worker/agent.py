@@ -385,7 +385,7 @@ def _group_spec(config: AgentConfig, log_dir: Path) -> GroupSpec:
         profile=config.profile.name,
         engine=config.engine,
         devices=config.devices,
-        world=max(1, config.profile.devices),
+        world=max(config.profile.world, config.profile.devices),
         ckpt_root=config.environment.get("MAGI2_CKPT_ROOT"),
         deterministic=config.profile.deterministic,
         environment=config.environment,

@@ -70,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Imported here: a refused request does not wait for torch.
     import torch
 
+    # Imported here: it brings torch too.
     from magi2.parallel.groups import joined
 
     with joined(job.layout, job.launch, device=torch.device(job.engine.device)) as groups:

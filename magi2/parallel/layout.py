@@ -17,6 +17,21 @@ from typing import Any, NamedTuple
 from magi2.config import ModelConfig
 from magi2.errors import LayoutError
 
+# The farm takes its error from here, with the layout.
+__all__ = [
+    "Coordinates",
+    "Layout",
+    "LayoutError",
+    "check",
+    "check_released",
+    "coordinates",
+    "head_counts",
+    "rank_groups",
+    "refuse_absent",
+    "span",
+    "split_lengths",
+]
+
 QUALIFIED_WORLDS = (1, 4, 8)
 AUTO = "auto"
 # Flags of other engines; whoever asks for them is told, not ignored.
@@ -222,6 +237,15 @@ def check(layout: Layout, model: ModelConfig, *, launched: int | None = None) ->
             f"not cover the ranks; launch {layout.world}, or change a degree"
         )
     _raise_if(problems)
+
+
+def check_released(layout: Layout) -> None:
+    """Refuse a layout that does not fit the released model.
+
+    Raises:
+        LayoutError: Every rule that is broken, in one message.
+    """
+    check(layout, ModelConfig.released())
 
 
 def refuse_absent(layout: Layout) -> None:

@@ -1,22 +1,26 @@
 """The real engine in a rank: loads one `Magi2Pipeline`, renders, writes the mp4.
 
 The only module of the service that imports torch and the engine, and only when it loads: first it refuses,
-by name, what it could not run with. The engine's typed errors become those of the protocol; anything else is
-left to be a crash. One device per process; parallel layouts and offload are refused: the engine has none.
+by name, what it could not run with. The engine's typed errors become those of the protocol; anything else, a
+lost peer too, is left to be a crash. One device per process; the ranks of a group make the same calls, and
+rank 0 writes the file.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magi2 import errors
-from magi2.config import EngineConfig, wait_passively
+from magi2.config import EngineConfig, Launch, wait_passively
 from magi2.contract import GenerationRequest
+from magi2.parallel.layout import Layout, check, refuse_absent
 from worker.engine_api import (
     Engine,
     EngineError,
@@ -35,12 +39,15 @@ from worker.engine_api import (
 if TYPE_CHECKING:
     from magi2.pipeline import Magi2Pipeline
 
+logger = logging.getLogger(__name__)
+
 
 class Magi2Engine:
     """The pipeline of this process, and the files around it."""
 
     def __init__(self) -> None:
         self._pipeline: Magi2Pipeline | None = None
+        self._groups = ExitStack()
 
     def load(self, spec: LoadSpec, report: Report) -> None:
         """Load all weights.
@@ -50,14 +57,21 @@ class Magi2Engine:
         """
         refuse_hf_kernels()
         try:
-            refuse_layout(spec)
+            layout = layout_of(spec)
             config = _engine_config(spec)
             wait_passively()
-            # Imported here: it brings torch, and must come after the refusals.
-            from magi2.pipeline import Magi2Pipeline
+            # Imported here: they bring torch, and must come after the refusals.
+            import torch
 
+            from magi2.checkpoint.index import read_model_config  # as above
+            from magi2.parallel.groups import joined  # as above
+            from magi2.pipeline import Magi2Pipeline  # as above
+
+            check(layout, read_model_config(config.checkpoint), launched=spec.world)
+            launch = Launch(spec.rank, spec.world, port=spec.master_port)
+            groups = self._groups.enter_context(joined(layout, launch, device=torch.device(config.device)))
             self._pipeline = Magi2Pipeline(
-                config, progress=lambda phase, step, total: report("", phase, step, total)
+                config, progress=lambda phase, step, total: report("", phase, step, total), groups=groups
             )
         except (errors.LayoutError, errors.CheckpointError) as error:
             raise LoadRefusedError(str(error)) from error
@@ -89,6 +103,7 @@ class Magi2Engine:
         if self._pipeline is not None:
             self._pipeline.close()
             self._pipeline = None
+        self._groups.close()
 
     def _render(self, request: RenderRequest, report: Report, should_stop: Callable[[], bool]) -> Outcome:
         from magi2.media.mp4 import write_mp4  # pulls torch, which only a loaded engine may
@@ -100,6 +115,8 @@ class Magi2Engine:
         try:
             wanted, image = _read(request)
             rendered = pipeline(wanted, image=image, progress=progress, should_stop=should_stop)
+            if rendered is None:  # the clip is rank 0's
+                return RenderResult(request.output_path)
             progress("mux", 0, 1)
             began = time.monotonic()
             write_mp4(Path(request.output_path), rendered.clip, crf=pipeline.config.crf)
@@ -132,25 +149,20 @@ def refuse_hf_kernels() -> None:
     )
 
 
-def refuse_layout(spec: LoadSpec) -> None:
-    """Refuse what needs more than one rank, or weights that do not stay on the device.
+def layout_of(spec: LoadSpec) -> Layout:
+    """Return the profile's layout, and warn of one that nobody has qualified.
 
     Raises:
-        LayoutError: The message names the members of the profile.
+        LayoutError: It breaks a rule, or needs what this release has not; profile and flags are named.
     """
-    asked = [f"{name}: {str(value).lower()}" for name, value in spec.layout.items() if _is_asked(name, value)]
-    if spec.world > 1 or asked:
-        raise errors.LayoutError(
-            f"profile {spec.profile} asks for {spec.world} ranks ({', '.join(asked) or 'no layout'}), but "
-            "parallel layouts and offload are not in this release: use a profile of one rank without them"
-        )
-
-
-def _is_asked(name: str, value: object) -> bool:
-    """Tell whether a member of a layout asks for more than one plain rank does."""
-    if name == "resident_blocks":  # means nothing where no block is streamed
-        return False
-    return value is True or (isinstance(value, int) and value > 1)
+    try:
+        layout = Layout.from_flags(spec.layout)
+        refuse_absent(layout)
+    except errors.LayoutError as error:
+        raise errors.LayoutError(f"profile {spec.profile}: {error}") from error
+    if layout.warning and spec.rank == 0:
+        logger.warning("layout_unqualified profile=%s ranks=%d", spec.profile, layout.world)
+    return layout
 
 
 def _engine_config(spec: LoadSpec) -> EngineConfig:

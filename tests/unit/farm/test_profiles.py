@@ -110,6 +110,13 @@ def test_profiles_that_point_at_each_other_do_not_turn_in_circles(load):
     [
         ("ulysses: 4", "ulysses: 2", r"big: tp x ulysses x .* is 2, but devices is 4"),
         ("ulysses: 4", "ulises: 4", r"big\.ulises: Extra inputs"),
+        (
+            "ulysses: 4",
+            "ulysses: 4, vae_patch_parallel: 2",
+            r"big: --vae-patch-parallel 2: .*set it to 1 or 4",
+        ),
+        ("devices: 4, ulysses: 4", "devices: 5, ulysses: 5", "big: 24 attention heads do not divide by"),
+        ("layerwise: true", "layerwise: true, hsdp: true", "small: --hsdp with .* gives a tensor two owners"),
         ("devices: 1", "devices: many", r"small\.devices"),
         ("max_tier: 272p", "max_tier: 1080p", r"small: tier 1080p does not exist; there are 272p, 540p"),
         ("default_tier: 272p", "default_tier: 540p", "small: default_tier 540p is above max_tier 272p"),

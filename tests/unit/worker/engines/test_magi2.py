@@ -2,6 +2,7 @@ import pytest
 
 from magi2 import errors
 from magi2.contract import Problem
+from magi2.parallel.layout import Layout
 from worker.engine_api import EngineError, InvalidInput, LoadRefusedError, LoadSpec, OutOfMemory, Stopped
 from worker.engines import magi2
 from worker.engines.magi2 import Magi2Engine
@@ -38,20 +39,33 @@ def test_our_own_package_of_that_name_is_no_reason_to_refuse():
 @pytest.mark.parametrize(
     ("members", "named"),
     [
-        ({"world": 4, "layout": {"ulysses": 4}}, "4 ranks (ulysses: 4)"),
-        ({"layout": {"layerwise": True}}, "layerwise: true"),
-        ({"layout": {"dlo": True, "data_parallel": 2}}, "dlo: true, data_parallel: 2"),
+        ({"layout": {"layerwise": True}}, "--layerwise is not in this release"),
+        ({"layout": {"dlo": True, "data_parallel": 2}}, "--dlo is not in this release"),
+        ({"layout": {"data_parallel": 2}}, "--data-parallel above 1 needs --dlo"),
+        ({"layout": {"ulises": 2}}, "--ulises is not a flag of a layout"),
     ],
 )
-def test_layout_that_is_not_in_this_release_is_refused_with_its_members(members, named):
-    with pytest.raises(LoadRefusedError, match="not in this release") as refusal:
+def test_layout_that_cannot_run_is_refused_with_its_flags(members, named):
+    with pytest.raises(LoadRefusedError) as refusal:
         Magi2Engine().load(spec(**members), ignore)
     assert named in str(refusal.value)
     assert "profile sp4" in str(refusal.value)
 
 
-def test_plain_layout_of_one_rank_is_accepted():
-    magi2.refuse_layout(spec(layout={"tp": 1, "ulysses": 1, "dlo": False, "ep": None, "resident_blocks": 4}))
+def test_layout_that_needs_other_ranks_is_refused(tmp_path):
+    with pytest.raises(LoadRefusedError, match=r"1 ranks were launched, but .* needs 4"):
+        Magi2Engine().load(spec(ckpt_root=str(tmp_path), layout={"ulysses": 4}), ignore)
+
+
+def test_layout_of_one_rank_is_the_plain_one():
+    flags = {"tp": 1, "ulysses": 1, "dlo": False, "ep": None, "resident_blocks": 0}
+    assert magi2.layout_of(spec(layout=flags)) == Layout()
+
+
+def test_layout_outside_the_qualified_worlds_is_warned_of_once(caplog):
+    for rank in range(2):
+        magi2.layout_of(spec(world=2, rank=rank, layout={"ulysses": 2}))
+    assert [record.getMessage() for record in caplog.records] == ["layout_unqualified profile=sp4 ranks=2"]
 
 
 def test_missing_checkpoint_is_refused_with_the_variable_to_set():
@@ -83,6 +97,8 @@ def test_typed_errors_of_the_engine_keep_their_kind_and_their_words(raised, told
 def test_error_without_a_counterpart_stays_itself_and_becomes_a_crash():
     with pytest.raises(errors.CheckpointError):
         magi2._fault_of(errors.CheckpointError("gone"))
+    with pytest.raises(errors.PeerLost):
+        magi2._fault_of(errors.PeerLost("rank 1 is gone"))
 
 
 def test_engine_that_is_not_loaded_says_so():
