@@ -16,7 +16,19 @@ from api.head import HeadMiddleware
 from api.problems import REQUEST_ID_HEADER, install
 from api.rates import policy
 from api.readiness import ReadinessProbe
-from api.routes import actions, content, health, keys, models, service, videos, webhooks
+from api.routes import (
+    actions,
+    assets,
+    batches,
+    content,
+    health,
+    keys,
+    models,
+    service,
+    sync,
+    videos,
+    webhooks,
+)
 from farm.settings import Settings
 from farm.webhooks.guard import Resolver
 
@@ -61,9 +73,9 @@ def create_app(
     app.state.services = services
     app.state.key_cache = KeyCache()
     app.state.readiness = ReadinessProbe(services)
-    routers = [
-        module.router for module in (videos, actions, content, webhooks, keys, models, service, health)
-    ]
+    # In the order in which paths are tried: `batches` and `sync` before what takes any id.
+    modules = (sync, batches, videos, actions, content, webhooks, keys, assets, models, service, health)
+    routers = [module.router for module in modules]
     for router in routers:
         app.include_router(router)
     install(app, routers, policy(settings.rate))

@@ -5,6 +5,7 @@ database or the store is away; `/readyz` tells the difference.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ class Services:
     resolver: Resolver
     limiter: RateLimiter
     estimator: Estimator = field(default_factory=Estimator)
+    sync_waiters: Counter[str] = field(default_factory=Counter)  # requests that wait for each job
     started_at: datetime = field(default_factory=now)
     image_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(IMAGE_THREADS, "image"))
     resolver_pool: ThreadPoolExecutor = field(

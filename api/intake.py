@@ -14,11 +14,13 @@ from api.body import Body
 from api.deps import Services
 from api.members import DAY_S, Members, WebhookMember, read_members
 from api.problems import RefusedError
-from api.reference import Reference, take_reference
+from api.reference import Reference, asset_reference, take_reference
 from api.schemas import CreatedWebhook
+from api.views import checked_id
 from api.webhook_targets import refusal_of
 from farm.accounts import Principal
-from farm.errors import InvalidFieldError, ScopeError
+from farm.assets import get_image, keep_image
+from farm.errors import InvalidFieldError, NotFoundError, ScopeError
 from farm.groups import live_profiles
 from farm.images import NormalisedImage
 from farm.jobs.estimates import Estimator
@@ -65,13 +67,13 @@ async def take_request(services: Services, principal: Principal, body: Body) -> 
     if members.priority > 0 and PRIORITY_SCOPE not in principal.scopes:
         raise ScopeError(PRIORITY_SCOPE)
     profile, profile_problems = await _resolve_profile(services, members)
-    webhook_problems = await _check_webhook(services, members.webhook)
-    reference = await take_reference(body, members.image_url, services.image_pool)
+    webhook_problems = await check_webhook(services, members.webhook)
+    reference, asset_problems = await _take_image(services, principal, body, members)
     try:
         checked = validate(members.contract, limits=profile.limits(), images=reference.facts)
-        farm_problems = [*own_problems, *profile_problems, *webhook_problems]
+        farm_problems = [*own_problems, *asset_problems, *profile_problems, *webhook_problems]
         request = _accepted(checked, body.problems, reference, farm_problems)
-        webhook, created = _seal_webhook(services, members.webhook)
+        webhook, created = seal_webhook(services, members.webhook)
     except BaseException:
         reference.discard()
         raise
@@ -90,6 +92,8 @@ async def take_request(services: Services, principal: Principal, body: Body) -> 
         user_tag=members.user,
         notices=checked.notices,
         gpus=gpus_of(profile),
+        reuse=members.reuse,
+        input=reference.asset,
     )
     return Intake(submission, reference.image, created)
 
@@ -103,18 +107,45 @@ async def store_input(services: Services, intake: Intake) -> Submission:
     submission, image = intake.submission, intake.image
     if image is None:
         return submission
-    key = input_key(submission.account_id, image.sha256)
-    stored = await services.in_store(services.store.put, key, image.path, PNG)
+    return replace(submission, input=(await store_image(services, submission.account_id, image))[1])
+
+
+async def store_image(services: Services, account_id: str, image: NormalisedImage) -> tuple[str, NewAsset]:
+    """Put a normalised image into the store; return the id of its row, and what the row says.
+
+    The row comes first: from then on the clean-up leaves the object alone.
+
+    Raises:
+        StorageError: The store does not take it.
+    """
+    key = input_key(account_id, image.sha256)
     asset = NewAsset(
         kind="input",
         key=key,
-        bytes=stored.bytes,
+        bytes=image.path.stat().st_size,
         sha256=image.sha256,
         media_type=PNG,
         width=image.width,
         height=image.height,
     )
-    return replace(submission, input=asset)
+    asset_id = await services.read(keep_image, account_id, asset)
+    await services.in_store(services.store.put, key, image.path, PNG)
+    return asset_id, asset
+
+
+async def _take_image(
+    services: Services, principal: Principal, body: Body, members: Members
+) -> tuple[Reference, list[Problem]]:
+    """Return the image, sent along or uploaded before."""
+    if members.asset_id is None:
+        return await take_reference(body, members.image_url, services.image_pool), []
+    try:
+        asset_id = checked_id(members.asset_id, "asset", "this asset")
+        image = await services.look(get_image, principal.account_id, asset_id)
+    except NotFoundError:
+        text = "input_reference.asset_id names no asset of this account; upload it with POST /v1/assets"
+        return Reference(), [Problem("input_reference.asset_id", "invalid_field", text)]
+    return asset_reference(image.asset, body), []
 
 
 def gpus_of(profile: Profile) -> int:
@@ -165,7 +196,8 @@ async def _resolve_profile(services: Services, members: Members) -> tuple[Profil
     return profile, []
 
 
-async def _check_webhook(services: Services, webhook: WebhookMember | None) -> list[Problem]:
+async def check_webhook(services: Services, webhook: WebhookMember | None) -> list[Problem]:
+    """Return the problem of a webhook whose host may not be called, if it has one."""
     if webhook is None or not webhook.url:
         return []
     refusal = await refusal_of(services, webhook.url)
@@ -185,9 +217,10 @@ def _accepted(
     return checked.request
 
 
-def _seal_webhook(
+def seal_webhook(
     services: Services, member: WebhookMember | None
 ) -> tuple[JobWebhook | None, CreatedWebhook | None]:
+    """Return what is stored of a webhook, and what the answer shows of it, once."""
     if member is None:
         return None, None
     secret = member.secret or new_secret()

@@ -19,11 +19,22 @@ STATUSES = ("queued", "in_progress", "completed", "failed")
 MAX_UNIX_S = 253_402_300_799  # the last second of the year 9999
 
 _METADATA = re.compile(r"metadata\[(.+)\]", re.DOTALL)
-_PLAIN = ("after", "limit", "order", "state", "status", "profile", "created_after", "created_before", "user")
+_PLAIN = (
+    "after",
+    "limit",
+    "order",
+    "state",
+    "status",
+    "profile",
+    "batch_id",
+    "created_after",
+    "created_before",
+    "user",
+)
 
 
-def list_query_of(params: QueryParams) -> ListQuery:
-    """Build the query of a page.
+def list_query_of(params: QueryParams, *, batch_id: str | None = None) -> ListQuery:
+    """Build the query of a page; of one batch, in the order of its submit unless asked otherwise.
 
     Raises:
         RefusedError: Unknown parameters, values that are not allowed; all of them at once.
@@ -33,9 +44,10 @@ def list_query_of(params: QueryParams) -> ListQuery:
     query = ListQuery(
         after=reader.text("after"),
         limit=reader.integer("limit", 1, MAX_LIMIT) or DEFAULT_LIMIT,
-        is_ascending=reader.choice("order", ("asc", "desc")) == "asc",
+        is_ascending=(reader.choice("order", ("asc", "desc")) or ("asc" if batch_id else "desc")) == "asc",
         states=_read_states(reader),
         profile=reader.text("profile"),
+        batch_id=batch_id or reader.text("batch_id"),
         created_after=_read_time(reader, "created_after"),
         created_before=_read_time(reader, "created_before"),
         user_tag=reader.text("user"),

@@ -27,8 +27,10 @@ MAX_ATTEMPTS = 5
 MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 MAX_USER_CHARS = 128
 MIN_RETENTION_S = 60
+REUSE = ("off", "exact")
 DAY_S = 86_400
 
+_ASSET_NAMES = ("asset_id", "file_id")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
@@ -56,6 +58,8 @@ class Members:
     user: str | None = None
     webhook: WebhookMember | None = None
     image_url: str | None = None
+    asset_id: str | None = None
+    reuse: str = "off"
 
 
 def read_members(
@@ -63,6 +67,7 @@ def read_members(
 ) -> tuple[Members, list[Problem]]:
     """Sort and check the members of a submit; the result is only good where no problem came with it."""
     reader = _Reader({name: value for name, value in raw.items() if value is not None})
+    image_url, asset_id = _read_reference(reader)
     members = Members(
         profile=reader.text("profile", 64) or "auto",
         priority=_read_priority(reader),
@@ -73,7 +78,9 @@ def read_members(
         metadata=_read_metadata(reader),
         user=reader.text("user", MAX_USER_CHARS),
         webhook=_read_webhook(reader),
-        image_url=_read_reference(reader),
+        image_url=image_url,
+        asset_id=asset_id,
+        reuse=_read_reuse(reader),
         contract=_read_contract(reader),
     )
     return members, reader.problems
@@ -144,6 +151,14 @@ def read_metadata(value: object) -> tuple[dict[str, str], list[Problem]]:
     return _read_metadata(reader), reader.problems
 
 
+def read_webhook(
+    value: object, default_events: tuple[str, ...] = DEFAULT_EVENT_TYPES
+) -> tuple[WebhookMember | None, list[Problem]]:
+    """Check a webhook that stands alone."""
+    reader = _Reader({} if value is None else {"webhook": value})
+    return _read_webhook(reader, default_events), reader.problems
+
+
 def _read_priority(reader: _Reader) -> int:
     priority = priority_of(reader.given.pop("priority", "normal"))
     if priority is None:
@@ -167,7 +182,9 @@ def _read_metadata(reader: _Reader) -> dict[str, str]:
     return pairs
 
 
-def _read_webhook(reader: _Reader) -> WebhookMember | None:
+def _read_webhook(
+    reader: _Reader, default_events: tuple[str, ...] = DEFAULT_EVENT_TYPES
+) -> WebhookMember | None:
     value = reader.given.get("webhook")
     if value is None:
         return None
@@ -183,7 +200,7 @@ def _read_webhook(reader: _Reader) -> WebhookMember | None:
         reader.refuse("webhook.url", "webhook.url is required and must be a text")
     return WebhookMember(
         url if isinstance(url, str) else "",
-        tuple(_read_events(reader, events)) if events is not None else DEFAULT_EVENT_TYPES,
+        tuple(_read_events(reader, events)) if events is not None else default_events,
         _read_secret(reader, given.get("secret")),
     )
 
@@ -210,25 +227,42 @@ def _read_secret(reader: _Reader, secret: object) -> str | None:
     return secret
 
 
-def _read_reference(reader: _Reader) -> str | None:
-    """Read the object form of the image: only its bytes in a data: URL can be used."""
+def _read_reuse(reader: _Reader) -> str:
+    reuse = reader.given.pop("reuse", REUSE[0])
+    if reuse in REUSE:
+        return str(reuse)
+    reader.refuse("reuse", f"reuse must be one of {', '.join(REUSE)}")
+    return REUSE[0]
+
+
+def _read_reference(reader: _Reader) -> tuple[str | None, str | None]:
+    """Read the object form of the image: its bytes in a data: URL, or an asset of this account."""
     example = '{"image_url": "data:image/png;base64,..."}'
     given = reader.object("input_reference", example)
-    for name in given.keys() - {"image_url"}:
-        remedy = "send the image as a file, or as image_url with a data: URL"
+    for name in given.keys() - {"image_url", *_ASSET_NAMES}:
+        remedy = "send a file, image_url with a data: URL, or asset_id"
         reader.refuse(
             "input_reference",
             f"input_reference.{_shown(name)} is not supported; {remedy}",
             "field_unsupported",
         )
     url = given.get("image_url")
+    assets = [given[name] for name in _ASSET_NAMES if given.get(name) is not None]
+    if len(assets) + (url is not None) > 1:
+        reader.refuse("input_reference", "input_reference names more than one image; give one", "image_count")
+        return None, None
+    if assets:
+        if isinstance(assets[0], str):
+            return None, assets[0]
+        reader.refuse("input_reference.asset_id", "asset_id must be a text such as asset_01...")
+        return None, None
     if url is None:
-        return None
+        return None, None
     if isinstance(url, str) and url[:5].lower() == "data:":
-        return url
+        return url, None
     remedy = "image_url must be a data: URL; addresses and paths are never opened"
     reader.refuse("input_reference.image_url", remedy, "field_unsupported")
-    return None
+    return None, None
 
 
 def _read_contract(reader: _Reader) -> dict[str, object]:
@@ -236,9 +270,6 @@ def _read_contract(reader: _Reader) -> dict[str, object]:
     model = reader.given.pop("model", MODEL_ID)
     if model != MODEL_ID:
         reader.refuse("model", f"model must be {MODEL_ID} (GET /v1/models lists what is served)")
-    reuse = reader.given.pop("reuse", "off")
-    if reuse != "off":
-        reader.refuse("reuse", "reuse must be off; this farm renders every request", "field_unsupported")
     extra = reader.object("extra_params", '{"resolution": "272p"}')
     contract = dict(reader.given)
     for name, value in extra.items():

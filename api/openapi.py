@@ -14,6 +14,7 @@ from api.members import (
     MAX_USER_CHARS,
     MIN_EXPIRES_IN_S,
     MIN_RETENTION_S,
+    REUSE,
 )
 from farm.jobs.video_object import MODEL_ID
 from farm.webhooks.messages import EVENT_TYPES
@@ -45,7 +46,11 @@ _WEBHOOK = {
 _DATA_URL = {
     "type": "object",
     "additionalProperties": False,
-    "properties": {"image_url": {"type": "string", "description": "data:image/png;base64,..."}},
+    "properties": {
+        "image_url": {"type": "string", "description": "data:image/png;base64,..."},
+        "asset_id": {"type": "string", "description": "Of POST /v1/assets."},
+        "file_id": {"type": "string", "description": "Another name of asset_id."},
+    },
 }
 _MEMBERS: dict[str, Any] = {
     "prompt": {"type": "string", "minLength": 1, "maxLength": MAX_PROMPT_CHARS},
@@ -84,7 +89,7 @@ _MEMBERS: dict[str, Any] = {
         "maxProperties": MAX_METADATA_PAIRS,
     },
     "user": {"type": "string", "maxLength": MAX_USER_CHARS},
-    "reuse": {"enum": ["off"]},
+    "reuse": {"enum": list(REUSE)},
 }
 
 
@@ -106,6 +111,47 @@ SUBMIT_BODY: dict[str, Any] = {
 }
 
 
+BATCH_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["items"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "items": {
+                            "type": "array",
+                            "minItems": 1,
+                            "maxItems": 100,
+                            "items": {
+                                "type": "object",
+                                "properties": {
+                                    **_MEMBERS,
+                                    "input_reference": _DATA_URL,
+                                    "seeds": {
+                                        "type": "array",
+                                        "minItems": 1,
+                                        "items": {"type": "integer"},
+                                        "description": "One video for each.",
+                                    },
+                                },
+                                "additionalProperties": False,
+                            },
+                        },
+                        "defaults": {"type": "object", "description": "Members of every item."},
+                        "atomic": {"type": "boolean", "default": True},
+                        "webhook": _WEBHOOK,
+                        "metadata": _MEMBERS["metadata"],
+                    },
+                }
+            }
+        },
+    }
+}
+
+
 def _parameter(name: str, schema: dict[str, Any], description: str = "") -> dict[str, Any]:
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
 
@@ -119,9 +165,11 @@ LIST_PARAMETERS: dict[str, Any] = {
         _parameter("state", _TEXT, "One of the eight states."),
         _parameter("status", {"enum": ["queued", "in_progress", "completed", "failed"]}),
         _parameter("profile", _TEXT),
+        _parameter("batch_id", _TEXT),
         _parameter("created_after", _COUNT, "Unix seconds, exclusive."),
         _parameter("created_before", _COUNT, "Unix seconds, exclusive."),
         _parameter("user", _TEXT),
         _parameter("metadata[key]", _TEXT, "Any key of metadata; give several to match all."),
     ]
 }
+PAGE_PARAMETERS: dict[str, Any] = {"parameters": LIST_PARAMETERS["parameters"][:3]}

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.rates import open_ledger, write_headers
 from farm.clock import monotonic_s
-from farm.errors import ErrorDetail, FarmError, NotFinishedError
+from farm.errors import ErrorDetail, FarmError
 from farm.ids import new_id
 from magi2.contract import Problem
 
@@ -78,8 +78,6 @@ def problem_body(error: FarmError, request_id: str) -> dict[str, Any]:
     kind = _TYPES.get(
         error.http_status, "server_error" if error.http_status >= 500 else "invalid_request_error"
     )
-    # A client that came too early wants to know how far the job is.
-    state = {"state": str(error.state)} if isinstance(error, NotFinishedError) else {}
     return {
         "type": f"urn:magi2:error:{error.code}",
         "title": error.code.replace("_", " ").capitalize(),
@@ -94,7 +92,7 @@ def problem_body(error: FarmError, request_id: str) -> dict[str, Any]:
             "param": error.errors[0].loc if error.errors else None,
             "code": error.code,
         },
-        **state,
+        **error.members,
     }
 
 

@@ -10,12 +10,13 @@ import binascii
 import re
 import tempfile
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import IO
 
 from api.body import Body
 from api.multipart import given_twice
 from farm.images import MAX_IMAGE_BYTES, ImageRefusedError, NormalisedImage, normalise_upload, too_many_bytes
+from farm.jobs.job import Asset, NewAsset
 from magi2.contract import IMAGE_FIELD, ImageFacts, Problem, undecodable_image
 
 _UPLOAD_NAMES = {IMAGE_FIELD, f"{IMAGE_FIELD}[]"}
@@ -28,6 +29,7 @@ class Reference:
 
     facts: list[ImageFacts] = field(default_factory=list)
     image: NormalisedImage | None = None
+    asset: NewAsset | None = None  # in the store already
     problems: list[Problem] = field(default_factory=list)
     is_too_large: bool = False
 
@@ -35,6 +37,14 @@ class Reference:
         """Remove the temporary file."""
         if self.image:
             self.image.discard()
+
+
+def asset_reference(image: Asset, body: Body) -> Reference:
+    """Take an image that was uploaded before; a file beside it is one too many."""
+    uploads = [upload for upload in body.uploads if upload.field in _UPLOAD_NAMES]
+    kept = {name.name: getattr(image, name.name) for name in fields(NewAsset)}
+    facts = ImageFacts(image.width or 0, image.height or 0)
+    return Reference([facts] * (1 + len(uploads)), asset=NewAsset(**kept))
 
 
 async def take_reference(body: Body, image_url: str | None, pool: Executor) -> Reference:

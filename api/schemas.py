@@ -101,7 +101,7 @@ class Video(_Answer):
     has_input_reference: bool
     metadata: dict[str, str]
     user: str | None
-    batch_id: None = None
+    batch_id: str | None
     queued_at: str
     started_at: str | None
     finished_at: str | None
@@ -114,7 +114,7 @@ class Video(_Answer):
     peak_host_pss_mb: float | None = None
     conditioning: Conditioning | None = Field(description="Known once the clip is finished.")
     acceleration: str
-    reuse: Literal["off"] = "off"
+    reuse: Literal["off", "exact"]
     deterministic: bool
     notices: list[str]
     media_type: str | None
@@ -134,6 +134,36 @@ class VideoList(_Answer):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class BatchItemError(_Answer):
+    """Why an item of a batch was not queued."""
+
+    code: str
+    message: str
+    param: str | None
+
+
+class BatchItem(_Answer):
+    """What became of one item; an item with several seeds comes once for each."""
+
+    index: int
+    video_id: str | None
+    seed: int | None
+    error: BatchItemError | None
+
+
+class VideoBatch(_Answer):
+    """Videos that were submitted together."""
+
+    id: str
+    object: Literal["video.batch"] = "video.batch"
+    created_at: int
+    finished_at: int | None = Field(description="When the last of them had ended for the first time.")
+    counts: dict[str, int]
+    metadata: dict[str, str]
+    items: list[BatchItem] | None = Field(None, description="In the answer to the submit only.")
+    webhook: CreatedWebhook | None = Field(None, description="In the answer to the submit only.")
 
 
 class VideoDeleted(_Answer):
@@ -173,6 +203,7 @@ class ProblemBody(_Answer):
     errors: list[ErrorEntry]
     error: OpenAiError
     state: str | None = Field(None, description="Of a video that has no content yet.")
+    video_id: str | None = Field(None, description="Of a video that a sync submit made and did not wait for.")
 
 
 class ProfileInfo(_Answer):

@@ -111,6 +111,29 @@ class ApiKeyRotate(_Body):
     overlap_seconds: int = Field(0, ge=0, le=MAX_OVERLAP_S)
 
 
+class AssetInfo(_Answer):
+    """An input image that videos may name."""
+
+    id: str
+    object: Literal["asset"] = "asset"
+    sha256: str
+    width: int
+    height: int
+    bytes: int
+    media_type: str
+    created_at: int
+    expires_at: int | None = Field(description="If no video refers to it until then.")
+    refs: int
+
+
+class AssetDeleted(_Answer):
+    """The answer to a delete."""
+
+    id: str
+    object: Literal["asset.deleted"] = "asset.deleted"
+    deleted: Literal[True] = True
+
+
 class ProfileState(_Answer):
     """How a profile is doing now."""
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from api.idempotency import Answer
 from api.presenter import View, etag_of, poll_after_ms, present
-from api.schemas import CreatedWebhook
+from api.schemas import CreatedWebhook, Video, VideoList
 from farm.errors import NotFoundError
 from farm.ids import is_id
 from farm.jobs.estimates import Estimator, queue_positions
@@ -55,6 +55,12 @@ def read_page(conn: Connection, account_id: str, query: ListQuery) -> tuple[list
     positions = queue_positions(conn, queued) if queued else {}
     views = [View(job, assets.get(job.id), positions.get(job.id)) for job in page.jobs]
     return views, page.has_more
+
+
+def page_of(videos: list[Video], *, has_more: bool) -> VideoList:
+    """Return a page in OpenAI's form."""
+    first_id, last_id = (videos[0].id, videos[-1].id) if videos else (None, None)
+    return VideoList(data=videos, first_id=first_id, last_id=last_id, has_more=has_more)
 
 
 def read_headers(view: View) -> dict[str, str]:

@@ -36,6 +36,8 @@ class FarmError(Exception):
         self.message = message
         self.errors = list(errors)
         self.retry_after_s = retry_after_s
+        # More members of the answer's body, for a client that wants to go on from here.
+        self.members: dict[str, str] = {}
 
 
 class SettingsError(FarmError):
@@ -101,7 +103,7 @@ class NotFinishedError(FarmError):
 
     def __init__(self, job_id: str, state: str) -> None:
         super().__init__("not_finished", 409, f"{job_id} has no content (state {state})")
-        self.state = state
+        self.members = {"state": str(state)}
 
 
 class NotRetryableError(FarmError):

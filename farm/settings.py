@@ -124,6 +124,12 @@ class WorkerSettings(_Group):
         return self
 
 
+class SyncSettings(_Group):
+    """Submits that wait for their clip."""
+
+    timeout_s: int = Field(default=900, ge=1, le=86_400, description="Seconds that a sync submit waits.")
+
+
 class LogSettings(_Group):
     """What is logged and how."""
 
@@ -172,6 +178,7 @@ class Settings(BaseSettings):
     retention: RetentionSettings = RetentionSettings()
     webhook: WebhookSettings = WebhookSettings()
     worker: WorkerSettings = WorkerSettings()
+    sync: SyncSettings = SyncSettings()
     log: LogSettings = LogSettings()
 
     _lists = field_validator("trusted_proxies", "cors_origins", mode="before")(_split)

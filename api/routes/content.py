@@ -61,7 +61,7 @@ async def get_content(
     redirect: Annotated[bool, Query(description="False: stream through the api.")] = True,
 ) -> Response:
     """Return the finished clip or what was made of it: pictures, sound, metadata."""
-    job, asset = await services.look(_finished_asset, principal.account_id, checked_id(video_id), variant)
+    job, asset = await services.look(finished_asset, principal.account_id, checked_id(video_id), variant)
     filename = f"{job.id}{_KINDS[variant][1]}"
     if redirect:
         url = services.store.presign(asset.key, LINK_TTL_S, filename, asset.media_type)
@@ -78,7 +78,7 @@ async def get_url(
     ttl: Annotated[int, Query(ge=MIN_LINK_TTL_S, le=MAX_LINK_TTL_S, description="Seconds.")] = LINK_TTL_S,
 ) -> ContentUrl:
     """Return a link that anybody may use until it ends."""
-    job, asset = await services.look(_finished_asset, principal.account_id, checked_id(video_id), variant)
+    job, asset = await services.look(finished_asset, principal.account_id, checked_id(video_id), variant)
     ends_at = now() + timedelta(seconds=ttl)
     url = services.store.presign(asset.key, ttl, f"{job.id}{_KINDS[variant][1]}", asset.media_type)
     return ContentUrl(url=url, expires_at=int(ends_at.timestamp()))
@@ -118,8 +118,8 @@ def _show_attempt(attempt: Attempt) -> TimelineAttempt:
     )
 
 
-def _finished_asset(conn: Connection, account_id: str, job_id: str, variant: str) -> tuple[Job, Asset]:
-    """Return a finished job and one of its objects.
+def finished_asset(conn: Connection, account_id: str, job_id: str, variant: str) -> tuple[Job, Asset]:
+    """Return a finished job and the object of one variant.
 
     Raises:
         NotFoundError, NotFinishedError, ContentExpiredError: As their names say.
@@ -162,7 +162,7 @@ async def _through_the_api(request: Request, services: Services, asset: Asset, f
     status = 206 if span else 200
     if request.scope.get("is_head", False):
         return Response(status_code=status, headers=headers, media_type=asset.media_type)
-    body = await _open(services, asset, span)
+    body = await open_content(services, asset, span)
     return StreamingResponse(
         stream(body, services.store_pool), status_code=status, headers=headers, media_type=asset.media_type
     )
@@ -175,7 +175,13 @@ def _span_of(request: Request, asset: Asset, tag: str) -> Span | None:
     return read_range(request.headers.get("range"), asset.bytes)
 
 
-async def _open(services: Services, asset: Asset, span: Span | None) -> ObjectBody:
+async def open_content(services: Services, asset: Asset, span: Span | None) -> ObjectBody:
+    """Open an object, or a part of it, at the store.
+
+    Raises:
+        ContentExpiredError: It is gone.
+        StorageError: The store does not answer.
+    """
     start, end = (span.start, span.end) if span else (0, None)
     try:
         return await services.in_store(services.store.open_range, asset.key, start, end)

@@ -25,6 +25,7 @@ class ListQuery:
     is_ascending: bool = False
     states: Sequence[State] = ()
     profile: str | None = None
+    batch_id: str | None = None
     created_after: datetime | None = None
     created_before: datetime | None = None
     user_tag: str | None = None
@@ -127,6 +128,8 @@ def _filters(query: ListQuery) -> list[ColumnElement[bool]]:
         conditions.append(job.c.state.in_(query.states))
     if query.profile is not None:
         conditions.append(job.c.profile == query.profile)
+    if query.batch_id is not None:
+        conditions.append(job.c.batch_id == query.batch_id)
     if query.created_after is not None:
         conditions.append(job.c.created_at > query.created_after)
     if query.created_before is not None:

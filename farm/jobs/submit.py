@@ -6,18 +6,21 @@ database, and nothing is published: the outbox row and its NOTIFY become visible
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, literal_column
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy import Connection, func, insert, literal, select
+from sqlalchemy.dialects.postgresql import JSONB
 
 from farm.accounts import reserve_queue_slot
-from farm.db.tables import asset, webhook_endpoint, webhook_secret
+from farm.assets import keep_image
+from farm.clock import db_now
+from farm.db.tables import asset, job, webhook_endpoint, webhook_secret
 from farm.ids import new_id
 from farm.jobs.job import DEFAULT_RULES, PRIORITY_HEAD_START, Job, NewAsset, Rules
+from farm.jobs.states import State
 from farm.jobs.transition import insert_job
 from magi2.contract import CONTRACT_VERSION, GenerationRequest, wave_key
 
@@ -73,11 +76,58 @@ def submit(conn: Connection, submission: Submission, *, rules: Rules = DEFAULT_R
     job_id = new_id("video")
     values = _columns(submission)
     if submission.input is not None:
-        values["input_asset_id"] = _input_asset(conn, submission.account_id, submission.input)
+        values["input_asset_id"] = keep_image(conn, submission.account_id, submission.input)
     if submission.webhook is not None:
         # Before the job (its foreign key is checked at commit), so that it hears of the first event too.
-        _add_endpoint(conn, submission.account_id, job_id, submission.webhook)
+        add_endpoint(conn, submission.account_id, submission.webhook, job_id=job_id)
     return insert_job(conn, {"id": job_id, **values})
+
+
+def find_reusable(
+    conn: Connection, account_id: str, reuse_key: str, engine: Mapping[str, Any] | None
+) -> Job | None:
+    """Return a finished job of the account with the same digest and engine, and its clip still there."""
+    if not engine:
+        return None
+    has_clip = select(asset.c.id).where(
+        asset.c.job_id == job.c.id,
+        asset.c.kind == "video",
+        asset.c.deleted_at.is_(None),
+        asset.c.expires_at > db_now(),
+    )
+    query = (
+        select(job)
+        .where(job.c.account_id == account_id, job.c.reuse_key == reuse_key)
+        .where(job.c.state == State.SUCCEEDED, job.c.deleted_at.is_(None), has_clip.exists())
+        .where(job.c.result["engine"] == literal(dict(engine), JSONB))
+        .order_by(job.c.finished_at.desc())
+        .limit(1)
+    )
+    row = conn.execute(query).mappings().one_or_none()
+    return None if row is None else Job.from_row(row)
+
+
+def add_endpoint(
+    conn: Connection,
+    account_id: str,
+    webhook: JobWebhook,
+    *,
+    job_id: str | None = None,
+    batch_id: str | None = None,
+) -> None:
+    """Write the endpoint of one job, or of the end of one batch."""
+    endpoint_id = new_id("we")
+    endpoint = {
+        "id": endpoint_id,
+        "account_id": account_id,
+        "job_id": job_id,
+        "batch_id": batch_id,
+        "url": webhook.url,
+        "event_types": list(webhook.event_types),
+    }
+    conn.execute(insert(webhook_endpoint).values(**endpoint))
+    secret = {"id": new_id("whs"), "endpoint_id": endpoint_id, "ciphertext": webhook.sealed_secret}
+    conn.execute(insert(webhook_secret).values(**secret))
 
 
 def _columns(submission: Submission) -> dict[str, Any]:
@@ -109,30 +159,3 @@ def _columns(submission: Submission) -> dict[str, Any]:
         "rank_at": func.now() - submission.priority * PRIORITY_HEAD_START,
         "queue_deadline": func.now() + timedelta(seconds=submission.expires_in_s),
     }
-
-
-def _input_asset(conn: Connection, account_id: str, image: NewAsset) -> str:
-    """Return the row of this image in this account, made if it is the first time that it is used."""
-    values = {**asdict(image), "id": new_id("asset"), "account_id": account_id}
-    found = upsert(asset).values(**values)
-    found = found.on_conflict_do_update(
-        index_elements=[asset.c.account_id, asset.c.sha256],
-        index_where=(asset.c.kind == literal_column("'input'")) & asset.c.deleted_at.is_(None),
-        set_={"key": found.excluded.key},
-    )
-    asset_id: str = conn.execute(found.returning(asset.c.id)).scalar_one()
-    return asset_id
-
-
-def _add_endpoint(conn: Connection, account_id: str, job_id: str, webhook: JobWebhook) -> None:
-    endpoint_id = new_id("we")
-    endpoint = {
-        "id": endpoint_id,
-        "account_id": account_id,
-        "job_id": job_id,
-        "url": webhook.url,
-        "event_types": list(webhook.event_types),
-    }
-    conn.execute(insert(webhook_endpoint).values(**endpoint))
-    secret = {"id": new_id("whs"), "endpoint_id": endpoint_id, "ciphertext": webhook.sealed_secret}
-    conn.execute(insert(webhook_secret).values(**secret))

@@ -3,7 +3,7 @@
 Every move locks the row, checks the edge and the epoch, and then writes, in the caller's transaction: the
 row, the next event, the attempt, the account's counters, the webhook messages of everybody who subscribed,
 and a doorbell where somebody may start at once. So none of these can exist without the others. Rows are
-always locked in the order job, then account_usage. Deciding *whether* to move is the business of the callers.
+always locked in the order job, account_usage, batch. Deciding *whether* to move is the callers' business.
 """
 
 import math
@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import CTE, Connection, case, func, insert, literal, select, update
 
+from farm.batches import count_end
 from farm.clock import db_now
 from farm.db.tables import account_usage, job, job_attempt, job_event
 from farm.jobs.job import Event, Job
@@ -104,6 +105,9 @@ def move(
     after = Job.from_row(conn.execute(moved).mappings().one())
     along = [*_attempt_change(before, after, at, attempt or {}), *_usage_change(before, after, at)]
     _record(conn, after, to, at, {"from": before.state, **(event_data or {})}, along)
+    ended = (to in TERMINAL) - (before.state in TERMINAL)
+    if after.batch_id is not None and ended:
+        count_end(conn, after.batch_id, at, ended)
     if to is State.QUEUED and after.not_before <= at:
         enqueue_doorbell(conn, after.id, after.profile)
     return after

@@ -79,11 +79,11 @@ def _request_members(job: Job, request: GenerationRequest) -> dict[str, Any]:
         "has_input_reference": job.input_asset_id is not None,
         "metadata": job.metadata,
         "user": job.user_tag,
-        "batch_id": None,
+        "batch_id": job.batch_id,
+        "reuse": job.reuse,
         "expires_in": job.expires_in_s,
         "max_attempts": job.max_attempts,
         "acceleration": request.acceleration,
-        "reuse": "off",
         "deterministic": request.deterministic,
         "notices": job.notices,
         "video": {

@@ -148,7 +148,9 @@ def list_endpoints(
     Raises:
         NotFoundError: `after` is not an endpoint of this account.
     """
-    wanted = _visible(account_id).where(webhook_endpoint.c.job_id.is_not_distinct_from(job_id))
+    wanted = _visible(account_id).where(
+        webhook_endpoint.c.job_id.is_not_distinct_from(job_id), webhook_endpoint.c.batch_id.is_(None)
+    )
     if after is not None:
         get_endpoint(conn, account_id, after)
         wanted = wanted.where(webhook_endpoint.c.id < after)
@@ -288,6 +290,7 @@ def _check_room(conn: Connection, account_id: str, job_id: str | None) -> None:
         (webhook_endpoint.c.account_id == account_id)
         & webhook_endpoint.c.deleted_at.is_(None)
         & webhook_endpoint.c.job_id.is_not_distinct_from(job_id)
+        & webhook_endpoint.c.batch_id.is_(None)
     )
     count = conn.execute(select(func.count()).select_from(webhook_endpoint).where(same)).scalar_one()
     if job_id is None and count >= MAX_PER_ACCOUNT:

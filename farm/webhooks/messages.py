@@ -34,7 +34,8 @@ _TYPES = {
 }
 PROGRESS = "video.progress"
 TEST = "webhook.test"
-EVENT_TYPES = (*_TYPES.values(), PROGRESS, TEST)
+BATCH_COMPLETED = "video.batch.completed"
+EVENT_TYPES = (*_TYPES.values(), PROGRESS, BATCH_COMPLETED, TEST)
 DEFAULT_EVENT_TYPES = ("video.completed", "video.failed", "video.canceled", "video.expired")
 
 MAX_BODY_BYTES = 18_000  # of the 20 KB that a receiver is promised; the links of the sender need the rest
@@ -57,7 +58,8 @@ _SAMPLE_STATES = {
 _PROGRESS_DUE = sa.text(
     """
     SELECT e.id FROM job j
-    JOIN webhook_endpoint e ON e.job_id = j.id OR (e.account_id = j.account_id AND e.job_id IS NULL)
+    JOIN webhook_endpoint e ON e.job_id = j.id
+      OR (e.account_id = j.account_id AND e.job_id IS NULL AND e.batch_id IS NULL)
     WHERE j.id = :job_id AND e.enabled AND :kind = ANY(e.event_types) AND NOT EXISTS (
         SELECT FROM webhook_message m WHERE m.job_id = j.id AND m.type = :kind
         AND m.created_at > clock_timestamp() - make_interval(secs => :every_s))
@@ -125,6 +127,31 @@ def write_progress(conn: Connection, job_id: str) -> None:
     _write(conn, row, endpoints, PROGRESS_ATTEMPTS)
 
 
+def write_batch_message(
+    conn: Connection, account_id: str, batch_id: str, at: datetime, data: dict[str, Any]
+) -> None:
+    """Tell the endpoints of the account that asked for it, and the batch's own, that all have ended."""
+    query = select(webhook_endpoint.c.id).where(
+        webhook_endpoint.c.account_id == account_id,
+        webhook_endpoint.c.job_id.is_(None),
+        or_(webhook_endpoint.c.batch_id.is_(None), webhook_endpoint.c.batch_id == batch_id),
+        webhook_endpoint.c.enabled,
+        literal(BATCH_COMPLETED) == any_(webhook_endpoint.c.event_types),
+    )
+    endpoints = conn.execute(query).scalars().all()
+    if not endpoints:
+        return
+    message_id = new_id("evt")
+    row = {
+        "id": message_id,
+        "account_id": account_id,
+        "type": BATCH_COMPLETED,
+        "body": _body(message_id, BATCH_COMPLETED, at, data),
+        "created_at": at,
+    }
+    _write(conn, row, endpoints, MAX_ATTEMPTS)
+
+
 def write_test(conn: Connection, account_id: str, endpoint_id: str, kind: str) -> str:
     """Write a sample message to one endpoint, first in its line and tried once; return the delivery's id."""
     at: datetime = conn.execute(select(db_now())).scalar_one()
@@ -180,7 +207,11 @@ def _write(conn: Connection, row: dict[str, Any], endpoint_ids: Sequence[str], m
 
 def _subscribed(conn: Connection, job: Job, kind: str) -> dict[str, str]:
     """Return the endpoints that want it, each with its payload mode."""
-    whole_account = (webhook_endpoint.c.account_id == job.account_id) & webhook_endpoint.c.job_id.is_(None)
+    whole_account = (
+        (webhook_endpoint.c.account_id == job.account_id)
+        & webhook_endpoint.c.job_id.is_(None)
+        & webhook_endpoint.c.batch_id.is_(None)
+    )
     query = select(webhook_endpoint.c.id, webhook_endpoint.c.payload_mode).where(
         or_(whole_account, webhook_endpoint.c.job_id == job.id),
         webhook_endpoint.c.enabled,
@@ -209,6 +240,10 @@ def _whole(conn: Connection, job: Job, seq: int) -> dict[str, Any]:
 def _sample(kind: str, endpoint_id: str) -> dict[str, Any]:
     if kind == TEST:
         return {"id": endpoint_id, "object": "webhook_endpoint", "is_test": True}
+    if kind == BATCH_COMPLETED:
+        counts = {"queued": 0, "in_progress": 0, "completed": 1, "failed": 0, "total": 1}
+        sample = {"id": new_id("batch"), "object": "video.batch", "counts": counts, "metadata": {}}
+        return sample | {"is_test": True}
     state = _SAMPLE_STATES[kind]
     return {
         "id": new_id("video"),

@@ -98,6 +98,7 @@ class Farm:
             stored = self.store.put(key, data, media_type)
             assets.append(NewAsset(kind, key, stored.bytes, str(stored.sha256), media_type))
         data = {"stage_durations": {"denoise": 1.5}, "peak_memory_mb": 12.5, "conditioning": CONDITIONING}
+        data["engine"] = {"engine": "test"}
         with unit_of_work(self.database) as conn:
             assert succeed(conn, job.id, epoch, Result(data, assets, {"denoise": 1.5}, 12))
         return claimed

@@ -18,9 +18,9 @@ def rate(requests: int, submits: int) -> RateSettings:
     return RateSettings(requests_per_minute=requests, submits_per_minute=submits)
 
 
-@pytest.mark.parametrize("redis_url", [None, NOWHERE], ids=["redis", "without redis"])
-async def test_one_request_too_many_is_told_when_to_come_again(farm: Farm, redis_url: str | None) -> None:
-    changes = {"redis_url": redis_url} if redis_url else {}
+@pytest.mark.parametrize("broker_url", [None, NOWHERE], ids=["redis", "without redis"])
+async def test_one_request_too_many_is_told_when_to_come_again(farm: Farm, broker_url: str | None) -> None:
+    changes = {"redis_url": broker_url} if broker_url else {}
     async with farm.client(rate=rate(3, 9), **changes) as client:
         answers = [await client.get("/v1/videos") for _ in range(4)]
         other = await client.get("/v1/videos", headers={"Authorization": f"Bearer {farm.new_key()}"})

@@ -23,6 +23,7 @@ def job(state: State = State.QUEUED, **values: Any) -> Job:
         "account_id": "acct_1",
         "state": state,
         "profile": "sp4",
+        "reuse": "off",
         "priority": 0,
         "prompt": "a fox",
         "params": REQUEST.to_json(),

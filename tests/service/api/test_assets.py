@@ -1,0 +1,133 @@
+"""Assets: one row and one object per picture and account, shared by videos; and reuse of finished videos."""
+
+import httpx
+import pytest
+
+from tests.service.api.conftest import SUBMIT, Farm, image_bytes
+
+
+async def upload(client: httpx.AsyncClient, data: bytes | None = None, **headers: str) -> httpx.Response:
+    return await client.post("/v1/assets", files={"file": ("a.png", data or image_bytes())}, headers=headers)
+
+
+async def test_same_picture_is_the_same_asset_within_its_account(
+    client: httpx.AsyncClient, farm: Farm
+) -> None:
+    first = (await upload(client)).json()
+    second = (await upload(client)).json()
+    assert first["id"] == second["id"]
+    assert (first["width"], first["height"], first["refs"], first["media_type"]) == (96, 64, 0, "image/png")
+    assert farm.store.head(f"v1/{farm.account_id}/in/{first['sha256']}.png").bytes == first["bytes"]
+    stranger = (await upload(client, Authorization=f"Bearer {farm.new_key('other')}")).json()
+    assert stranger["id"] != first["id"]
+
+
+@pytest.mark.parametrize("name", ["asset_id", "file_id"])
+async def test_videos_share_an_asset_and_keep_it_alive(
+    client: httpx.AsyncClient, farm: Farm, name: str
+) -> None:
+    asset = (await upload(client)).json()
+    for _ in range(2):
+        video = (
+            await client.post("/v1/videos", json={**SUBMIT, "input_reference": {name: asset["id"]}})
+        ).json()
+        assert video["has_input_reference"] is True
+    shown = (await client.get(f"/v1/assets/{asset['id']}")).json()
+    in_use = await client.delete(f"/v1/assets/{asset['id']}")
+    assert (shown["refs"], in_use.status_code, in_use.json()["code"]) == (2, 409, "asset_in_use")
+    assert farm.execute("SELECT DISTINCT input_asset_id FROM job") == [(asset["id"],)]
+
+
+async def test_deleted_asset_is_gone_until_it_is_uploaded_again(client: httpx.AsyncClient) -> None:
+    asset_id = (await upload(client)).json()["id"]
+    deleted = await client.delete(f"/v1/assets/{asset_id}")
+    assert deleted.json() == {"id": asset_id, "object": "asset.deleted", "deleted": True}
+    use = await client.post("/v1/videos", json={**SUBMIT, "input_reference": {"asset_id": asset_id}})
+    assert (await client.get(f"/v1/assets/{asset_id}")).status_code == 404
+    assert (await client.delete(f"/v1/assets/{asset_id}")).status_code == 404
+    assert (use.status_code, use.json()["errors"][0]["loc"]) == (422, "input_reference.asset_id")
+    assert (await upload(client)).json()["id"] == asset_id
+
+
+async def test_assets_of_two_accounts_are_apart(client: httpx.AsyncClient, farm: Farm) -> None:
+    asset_id = (await upload(client)).json()["id"]
+    stranger = {"Authorization": f"Bearer {farm.new_key('other')}"}
+    wanted = {**SUBMIT, "input_reference": {"asset_id": asset_id}}
+    assert (await client.get(f"/v1/assets/{asset_id}", headers=stranger)).status_code == 404
+    assert (await client.delete(f"/v1/assets/{asset_id}", headers=stranger)).status_code == 404
+    assert (await client.post("/v1/videos", json=wanted, headers=stranger)).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("files", "status", "code"),
+    [
+        ({"file": ("a", b"GIF89a")}, 400, "invalid_image"),
+        ({"image": ("a", b"x")}, 422, "invalid_field"),
+        ({"file": ("a", b"x"), "other": ("b", b"x")}, 422, "invalid_field"),
+        ({"file": (None, "x")}, 422, "invalid_field"),
+    ],
+)
+async def test_what_is_no_picture_is_refused(
+    client: httpx.AsyncClient, farm: Farm, files: dict, status: int, code: str
+) -> None:
+    answer = await client.post("/v1/assets", files=files)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert farm.execute("SELECT count(*) FROM asset") == [(0,)]
+
+
+@pytest.mark.req("F-11")
+async def test_repeated_upload_is_answered_as_before(client: httpx.AsyncClient) -> None:
+    first, second = [await upload(client, **{"Idempotency-Key": "k"}) for _ in range(2)]
+    other = await upload(client, image_bytes(size=(64, 96)), **{"Idempotency-Key": "k"})
+    assert (first.text, second.headers["idempotent-replayed"]) == (second.text, "true")
+    assert other.json()["code"] == "idempotency_key_reused"
+
+
+EXACT = {**SUBMIT, "seed": 5, "reuse": "exact"}
+
+
+async def test_identical_request_is_answered_from_the_finished_video(
+    client: httpx.AsyncClient, farm: Farm
+) -> None:
+    first = (await client.post("/v1/videos", json={**SUBMIT, "seed": 5})).json()
+    farm.finish()
+    answer = await client.post("/v1/videos", json=EXACT)
+    assert (answer.json()["id"], answer.json()["status"]) == (first["id"], "completed")
+    assert answer.headers["x-reused-video"] == "true"
+    assert farm.num_jobs() == 1
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "UPDATE job SET result = jsonb_set(result, '{engine}', '{\"engine\": \"older\"}')",
+        "UPDATE worker_group SET state = 'gone'",
+        "UPDATE asset SET expires_at = now() - interval '1 second'",
+        "UPDATE job SET deleted_at = now()",
+    ],
+)
+async def test_video_of_another_engine_or_without_content_is_not_reused(
+    client: httpx.AsyncClient, farm: Farm, spoil: str
+) -> None:
+    await client.post("/v1/videos", json={**SUBMIT, "seed": 5})
+    farm.finish()
+    farm.execute(spoil)
+    answer = await client.post("/v1/videos", json=EXACT)
+    assert (answer.json()["status"], answer.json()["reuse"]) == ("queued", "exact")
+    assert "x-reused-video" not in answer.headers
+
+
+async def test_only_an_identical_request_of_the_same_account_is_reused(
+    client: httpx.AsyncClient, farm: Farm
+) -> None:
+    await client.post("/v1/videos", json={**SUBMIT, "seed": 5})
+    farm.finish()
+    stranger = {"Authorization": f"Bearer {farm.new_key('other')}"}
+    answers = [
+        await client.post("/v1/videos", json={**EXACT, "seed": 6}),
+        await client.post("/v1/videos", json={**EXACT, "num_inference_steps": 5}),
+        await client.post("/v1/videos", json={**EXACT, "prompt": "another"}),
+        await client.post("/v1/videos", json={**EXACT, "reuse": "off"}),
+        await client.post("/v1/videos", json=EXACT, headers=stranger),
+    ]
+    assert {answer.json()["status"] for answer in answers} == {"queued"}
