@@ -1,13 +1,10 @@
 """The embedded servers: real, on loopback only, usable again after their starter was killed."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -30,15 +27,6 @@ server.wait_ready()
 print(server.child.pid, flush=True)
 time.sleep(600)
 """
-
-
-@pytest.fixture
-def open_directory() -> Iterator[Path]:
-    """A folder that everybody may enter, as most clones are."""
-    directory = Path(tempfile.mkdtemp(prefix="magi2-farm-tests-"))
-    directory.chmod(0o755)
-    yield directory
-    shutil.rmtree(directory)
 
 
 def test_every_server_answers(servers: EmbeddedServers, s3: S3Place) -> None:

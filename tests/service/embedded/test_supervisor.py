@@ -20,6 +20,7 @@ import pytest
 from farm.embedded.state import StateDirectory
 from magi2.media.probe import breaches, probe
 from tests.service.conftest import ROOT
+from tests.service.embedded.conftest import opened_directory
 from tests.service.embedded.processes import LOOPBACK_ADDRESSES, descendants, is_alive, listening_addresses
 from tests.service.farm_processes import wait_until
 
@@ -71,8 +72,8 @@ def environment_for(state: Path, checkpoint: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def environment(tmp_path: Path, tiny_checkpoint: Path) -> dict[str, str]:
-    return environment_for(tmp_path / "state", tiny_checkpoint)
+def environment(open_directory: Path, tiny_checkpoint: Path) -> dict[str, str]:
+    return environment_for(open_directory / "state", tiny_checkpoint)
 
 
 @pytest.fixture
@@ -92,15 +93,15 @@ def start_up(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[.
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Iterator[Up]:
+def shared(tiny_checkpoint: Path) -> Iterator[Up]:
     """One farm for the tests that leave it as they found it."""
-    folder = tmp_path_factory.mktemp("shared")
-    up = Up(environment_for(folder / "state", tiny_checkpoint), folder / "up.log")
-    try:
-        up.wait_ready()
-        yield up
-    finally:
-        up.end()
+    with opened_directory() as folder:
+        up = Up(environment_for(folder / "state", tiny_checkpoint), folder / "up.log")
+        try:
+            up.wait_ready()
+            yield up
+        finally:
+            up.end()
 
 
 def client_of(environment: dict[str, str]) -> httpx.Client:
