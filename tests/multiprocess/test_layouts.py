@@ -4,7 +4,11 @@ import pytest
 
 from magi2.checkpoint.tiny import write_tiny_checkpoint
 from magi2.checkpoint.tiny_vae import write_turbo_vae
-from tests.multiprocess.cases import WORLDS
+from magi2.errors import LayoutError
+from magi2.parallel.layout import Layout, check
+from tests.golden.discovery import matching
+from tests.golden.dit_cases import read_config
+from tests.multiprocess.cases import GOLDEN, WORLDS
 from tests.multiprocess.models import write_models
 from tests.multiprocess.spawn import Outcomes, run_cases, run_world
 
@@ -36,3 +40,9 @@ def outcomes_of(models):
 @pytest.mark.parametrize(("world", "name"), ALL)
 def test_case(outcomes_of, world: int, name: str) -> None:
     outcomes_of(world).check(name, world)
+
+
+def test_golden_model_is_refused_at_tp2_by_name() -> None:
+    [folder] = {path.parent for path in matching(GOLDEN, "dit", r".*_config\.json")}
+    with pytest.raises(LayoutError, match="3 MoE heads do not divide by --tp 2; choose a divisor of 3"):
+        check(Layout(tp=2), read_config(folder))

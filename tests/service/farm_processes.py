@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 MODULES = {
     "api": ["api"],
     "ticker": ["worker.ticker"],
-    "worker": ["worker", "--profile", "tiny-cpu"],
 }
 POLL_S = 0.1
 JOB_POLL_S = 0.25
@@ -36,8 +35,11 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float) -> Any
 class FarmProcesses:
     """The roles of one farm; each may be killed and started again."""
 
-    def __init__(self, environment: Mapping[str, str], key: str, logs: Path) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], key: str, logs: Path, *, profile: str = "tiny-cpu"
+    ) -> None:
         self._environment = environment
+        self._modules = MODULES | {"worker": ["worker", "--profile", profile]}
         self._logs = logs
         logs.mkdir()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -53,7 +55,7 @@ class FarmProcesses:
         for role in roles:
             with (self._logs / f"{role}.log").open("ab") as log:
                 self._running[role] = subprocess.Popen(
-                    leashed([sys.executable, "-m", *MODULES[role]]),
+                    leashed([sys.executable, "-m", *self._modules[role]]),
                     cwd=ROOT,
                     env=dict(self._environment),
                     stdout=log,
@@ -70,8 +72,8 @@ class FarmProcesses:
         process.wait()
 
     def kill_engine(self) -> int:
-        """Kill the rank process of the worker and return its number."""
-        [rank] = wait_until(self._ranks, "a rank process", 60)
+        """Kill the rank process of the worker, or the last one of several, and return its number."""
+        rank = max(wait_until(self._ranks, "a rank process", 60))
         os.kill(rank, signal.SIGKILL)
         return rank
 
