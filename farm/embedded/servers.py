@@ -82,6 +82,11 @@ class EmbeddedServers:
             else:
                 return
 
+    def ask_store_to_end(self) -> None:
+        """Let the object store begin its end, nearly all of which is waiting; `stop` finishes it."""
+        if self.seaweedfs is not None:
+            self.seaweedfs.ask_to_end()
+
     def stop(self) -> None:
         """Stop what runs: object store, database, broker."""
         for server in (self.seaweedfs, self.postgres, self.valkey):
