@@ -132,14 +132,3 @@ def _digest(file: IO[bytes]) -> str:
         digest.update(chunk)
     file.seek(0)
     return digest.hexdigest()
-
-
-def refuse_idempotency_key(request: Request) -> None:
-    """Refuse the header: to accept it without honouring it would double what the client believes to be safe.
-
-    Raises:
-        InvalidFieldError: The request has it.
-    """
-    if HEADER in request.headers:
-        message = f"{HEADER} is not supported by this call yet; send the request without it"
-        raise InvalidFieldError(HEADER, message)

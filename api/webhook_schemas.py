@@ -150,10 +150,10 @@ class WebhookEndpointTest(_Answer):
     object: Literal["webhook_endpoint.test"] = "webhook_endpoint.test"
     webhook_endpoint_id: str
     event_type: str
-    success: bool
-    status_code: int | None
-    error: str | None
     delivery_id: str
+    success: bool = False
+    status_code: int | None = None
+    error: str | None = None
 
 
 class WebhookEndpointReplay(_Answer):

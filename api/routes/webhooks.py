@@ -6,22 +6,21 @@ a receiver answered and at which address it was called is for operators and neve
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import structlog
-from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, ValidationError
+from fastapi import APIRouter, Depends, Query, Request, Response
 from sqlalchemy import Connection
 
 from api.auth import requires
-from api.body import BodyRules, read_body
 from api.deps import Services, ServicesDep
-from api.idempotency import refuse_idempotency_key
-from api.problems import RefusedError
+from api.idempotency import REPLAYED
 from api.schemas import ProblemBody
 from api.webhook_presenter import Shown, show_attempt, show_delivery, show_endpoint, show_keys
+from api.webhook_requests import answer, check_endpoint, check_event_type, describe_body, read_model
 from api.webhook_schemas import (
     DeliveryListQuery,
     EndpointCreate,
@@ -42,7 +41,6 @@ from api.webhook_schemas import (
     WebhookEndpointWithSecret,
     WebhookEventTypeList,
 )
-from api.webhook_targets import refusal_of
 from farm.accounts import Principal
 from farm.clock import monotonic_s
 from farm.errors import FarmError, NotFoundError
@@ -73,49 +71,48 @@ from farm.webhooks.endpoints import (
 )
 from farm.webhooks.messages import EVENT_TYPES, write_test
 from farm.webhooks.signing import new_private_key, new_secret
-from magi2.contract import Problem
 
 log = structlog.get_logger(__name__)
 router = APIRouter(prefix="/v1", tags=["webhooks"], responses={"4XX": {"model": ProblemBody}})
 
-MAX_BODY_BYTES = 64 * 1024
 # A sample is waited for as long as its delivery may take, and a little for the sender to see it.
 TEST_MARGIN_S = 5.0
 TEST_POLL_S = 0.2
 
 Manager = Annotated[Principal, Depends(requires("webhooks:manage"))]
 Receiver = Annotated[Principal, Depends(requires("videos:read"))]
-Body = TypeVar("Body", bound=BaseModel)
 
 
-def _body_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Describe a body that is read by hand."""
-    content = {"application/json": {"schema": model.model_json_schema()}}
-    return {"requestBody": {"content": content}}
-
-
-@router.post("/webhook_endpoints", openapi_extra=_body_of(EndpointCreate))
-async def create_webhook_endpoint(
-    request: Request, services: ServicesDep, principal: Manager
-) -> WebhookEndpointWithSecret:
+@router.post(
+    "/webhook_endpoints",
+    response_model=WebhookEndpointWithSecret,
+    openapi_extra=describe_body(EndpointCreate),
+)
+async def create_webhook_endpoint(request: Request, services: ServicesDep, principal: Manager) -> Response:
     """Make an endpoint; the answer is the only place that shows its secret."""
-    body = await _read(request, services, EndpointCreate)
-    await _check(services, body.url, body.event_types)
-    new = NewEndpoint(
-        url=body.url,
-        event_types=_unique(body.event_types),
-        name=body.name,
-        payload_mode=body.payload,
-        max_in_flight=body.max_in_flight,
-        job_id=_checked(body.video_id, "video") if body.video_id is not None else None,
-    )
+    body = await read_model(request, services, EndpointCreate)
     secret = new_secret()
     sealed = {HMAC: seal(services.secret_key, secret)}
     if body.ed25519:
         sealed[ED25519] = seal(services.secret_key, new_private_key())
-    endpoint = await services.read(create_endpoint, principal.account_id, new, sealed)
-    log.info("webhook_endpoint_created", endpoint=endpoint.id, account=principal.account_id)
-    return _with_secret(services, endpoint, secret)
+
+    def act(conn: Connection) -> WebhookEndpointWithSecret:
+        new = NewEndpoint(
+            url=body.url,
+            event_types=_unique(body.event_types),
+            name=body.name,
+            payload_mode=body.payload,
+            max_in_flight=body.max_in_flight,
+            job_id=_checked(body.video_id, "video") if body.video_id is not None else None,
+        )
+        endpoint = create_endpoint(conn, principal.account_id, new, sealed)
+        log.info("webhook_endpoint_created", endpoint=endpoint.id, account=principal.account_id)
+        return _with_secret(services, endpoint, secret)
+
+    async def check() -> None:
+        await check_endpoint(services, body.url, body.event_types)
+
+    return await answer(request, services, principal, body, act, check)
 
 
 @router.get("/webhook_endpoints")
@@ -145,22 +142,27 @@ async def get_webhook_endpoint(
     return _shown(services, endpoint)
 
 
-@router.post("/webhook_endpoints/{endpoint_id}", openapi_extra=_body_of(EndpointUpdate))
+@router.post(
+    "/webhook_endpoints/{endpoint_id}",
+    response_model=WebhookEndpoint,
+    openapi_extra=describe_body(EndpointUpdate),
+)
 async def update_webhook_endpoint(
     endpoint_id: str, request: Request, services: ServicesDep, principal: Manager
-) -> WebhookEndpoint:
+) -> Response:
     """Change what the body names; `enabled: true` sends what was waiting."""
-    body = await _read(request, services, EndpointUpdate)
+    body = await read_model(request, services, EndpointUpdate)
     changes = body.model_dump(include=body.model_fields_set)
-    await _check(services, changes.get("url"), changes.get("event_types", ()))
-    if "event_types" in changes:
-        changes["event_types"] = _unique(changes["event_types"])
+    event_types = changes.get("event_types", [])
+    if event_types:
+        changes["event_types"] = _unique(event_types)
     if "payload" in changes:
         changes["payload_mode"] = changes.pop("payload")
     wants_key = changes.pop("ed25519", None)
     key = seal(services.secret_key, new_private_key()) if wants_key else None
-    endpoint = await services.read(
-        lambda conn: update_endpoint(
+
+    def act(conn: Connection) -> WebhookEndpoint:
+        endpoint = update_endpoint(
             conn,
             principal.account_id,
             _checked(endpoint_id, "we"),
@@ -168,9 +170,13 @@ async def update_webhook_endpoint(
             ed25519=key,
             drops_ed25519=wants_key is False,
         )
-    )
-    log.info("webhook_endpoint_updated", endpoint=endpoint.id, members=sorted(body.model_fields_set))
-    return _shown(services, endpoint)
+        log.info("webhook_endpoint_updated", endpoint=endpoint.id, members=sorted(body.model_fields_set))
+        return _shown(services, endpoint)
+
+    async def check() -> None:
+        await check_endpoint(services, changes.get("url"), event_types)
+
+    return await answer(request, services, principal, body, act, check)
 
 
 @router.delete("/webhook_endpoints/{endpoint_id}")
@@ -183,45 +189,62 @@ async def delete_webhook_endpoint(
     return WebhookEndpointDeleted(id=endpoint_id)
 
 
-@router.post("/webhook_endpoints/{endpoint_id}/rotate_secret", openapi_extra=_body_of(RotateSecret))
+@router.post(
+    "/webhook_endpoints/{endpoint_id}/rotate_secret",
+    response_model=WebhookEndpointWithSecret,
+    openapi_extra=describe_body(RotateSecret),
+)
 async def rotate_webhook_secret(
     endpoint_id: str, request: Request, services: ServicesDep, principal: Manager
-) -> WebhookEndpointWithSecret:
+) -> Response:
     """Give an endpoint a new secret; the old one ends at once, or after 24 hours."""
-    body = await _read(request, services, RotateSecret)
+    body = await read_model(request, services, RotateSecret)
     secret = new_secret()
     sealed = {
         HMAC: seal(services.secret_key, secret),
         ED25519: seal(services.secret_key, new_private_key()),
     }
     overlap_s = OVERLAP_S if body.keep_old_secret_active_for_24_hours else 0
-    endpoint = await services.read(
-        lambda conn: rotate_secrets(
-            conn, principal.account_id, _checked(endpoint_id, "we"), sealed, overlap_s=overlap_s
-        )
-    )
-    log.info("webhook_secret_rotated", endpoint=endpoint.id, overlap_s=overlap_s)
-    return _with_secret(services, endpoint, secret)
+
+    def act(conn: Connection) -> WebhookEndpointWithSecret:
+        mine = _checked(endpoint_id, "we")
+        endpoint = rotate_secrets(conn, principal.account_id, mine, sealed, overlap_s=overlap_s)
+        log.info("webhook_secret_rotated", endpoint=endpoint.id, overlap_s=overlap_s)
+        return _with_secret(services, endpoint, secret)
+
+    return await answer(request, services, principal, body, act)
 
 
-@router.post("/webhook_endpoints/{endpoint_id}/test", openapi_extra=_body_of(SampleRequest))
+@router.post(
+    "/webhook_endpoints/{endpoint_id}/test",
+    response_model=WebhookEndpointTest,
+    openapi_extra=describe_body(SampleRequest),
+)
 async def test_webhook_endpoint(
     endpoint_id: str, request: Request, services: ServicesDep, principal: Manager
-) -> WebhookEndpointTest:
+) -> Response:
     """Send a sample of an event, once, and return what the receiver answered."""
-    body = await _read(request, services, SampleRequest)
-    _check_event_types([body.event_type], "event_type")
-    account_id = principal.account_id
-    delivery_id = await services.read(_begin_test, account_id, _checked(endpoint_id, "we"), body.event_type)
-    attempt = await _first_attempt(services, account_id, delivery_id)
-    return WebhookEndpointTest(
-        webhook_endpoint_id=endpoint_id,
-        event_type=body.event_type,
-        success=attempt.http_status is not None,
-        status_code=attempt.http_status,
-        error=attempt.error,
-        delivery_id=delivery_id,
-    )
+    body = await read_model(request, services, SampleRequest)
+    check_event_type(body.event_type)
+
+    def act(conn: Connection) -> WebhookEndpointTest:
+        delivery_id = _begin_test(conn, principal.account_id, _checked(endpoint_id, "we"), body.event_type)
+        return WebhookEndpointTest(
+            webhook_endpoint_id=endpoint_id, event_type=body.event_type, delivery_id=delivery_id
+        )
+
+    # What is kept for a repeat is which delivery it is; the repeat waits for the same one.
+    begun = await answer(request, services, principal, body, act)
+    test = WebhookEndpointTest(**json.loads(bytes(begun.body)))
+    attempt = await _first_attempt(services, principal.account_id, test.delivery_id)
+    came = {
+        "success": attempt.http_status is not None,
+        "status_code": attempt.http_status,
+        "error": attempt.error,
+    }
+    headers = {REPLAYED: "true"} if REPLAYED in begun.headers else None
+    text = test.model_copy(update=came).model_dump_json()
+    return Response(text, media_type="application/json", headers=headers)
 
 
 @router.get("/webhook_event_types")
@@ -239,7 +262,7 @@ async def list_webhook_deliveries(
 ) -> WebhookDeliveryList:
     """Return a page of what an endpoint was or is to be told, newest first."""
     after = _checked(query.after, "whd") if query.after is not None else None
-    _check_event_types([query.event_type] if query.event_type else [], "event_type")
+    check_event_type(query.event_type)
     wanted = DeliveryQuery(query.status, query.event_type, after, query.limit)
     page = await services.read(list_deliveries, principal.account_id, _checked(endpoint_id, "we"), wanted)
     data = [show_delivery(row) for row in page.deliveries]
@@ -248,14 +271,19 @@ async def list_webhook_deliveries(
     )
 
 
-@router.post("/webhook_endpoints/{endpoint_id}/replay", openapi_extra=_body_of(ReplayRange))
+@router.post(
+    "/webhook_endpoints/{endpoint_id}/replay",
+    response_model=WebhookEndpointReplay,
+    openapi_extra=describe_body(ReplayRange),
+)
 async def replay_webhook_range(
     endpoint_id: str, request: Request, services: ServicesDep, principal: Manager
-) -> WebhookEndpointReplay:
+) -> Response:
     """Send again what an endpoint missed in a stretch of time, or all of it."""
-    body = await _read(request, services, ReplayRange)
-    num_replayed = await services.read(
-        lambda conn: replay_range(
+    body = await read_model(request, services, ReplayRange)
+
+    def act(conn: Connection) -> WebhookEndpointReplay:
+        num_replayed = replay_range(
             conn,
             principal.account_id,
             _checked(endpoint_id, "we"),
@@ -263,9 +291,10 @@ async def replay_webhook_range(
             until=datetime.fromtimestamp(body.until, UTC) if body.until is not None else None,
             only_failed=body.only_failed,
         )
-    )
-    log.info("webhook_range_replayed", endpoint=endpoint_id, num_replayed=num_replayed)
-    return WebhookEndpointReplay(webhook_endpoint_id=endpoint_id, replayed=num_replayed)
+        log.info("webhook_range_replayed", endpoint=endpoint_id, num_replayed=num_replayed)
+        return WebhookEndpointReplay(webhook_endpoint_id=endpoint_id, replayed=num_replayed)
+
+    return await answer(request, services, principal, body, act)
 
 
 @router.get("/webhook_deliveries/{delivery_id}")
@@ -280,15 +309,17 @@ async def get_webhook_delivery(
     return WebhookDeliveryDetail(**show_delivery(row).model_dump(), event=event, attempt_log=log_lines)
 
 
-@router.post("/webhook_deliveries/{delivery_id}/replay")
+@router.post("/webhook_deliveries/{delivery_id}/replay", response_model=WebhookDelivery)
 async def replay_webhook_delivery(
     delivery_id: str, request: Request, services: ServicesDep, principal: Manager
-) -> WebhookDelivery:
+) -> Response:
     """Send one delivery again, under the same event id."""
-    refuse_idempotency_key(request)
-    row = await services.read(replay, principal.account_id, _checked(delivery_id, "whd"))
-    log.info("webhook_delivery_replayed", delivery=delivery_id)
-    return show_delivery(row)
+
+    def act(conn: Connection) -> WebhookDelivery:
+        log.info("webhook_delivery_replayed", delivery=delivery_id)
+        return show_delivery(replay(conn, principal.account_id, _checked(delivery_id, "whd")))
+
+    return await answer(request, services, principal, None, act)
 
 
 @router.get("/webhooks/jwks.json")
@@ -296,57 +327,6 @@ async def get_webhook_keys(services: ServicesDep, principal: Receiver) -> Public
     """Return the Ed25519 public keys that sign for this account now, as a JSON Web Key Set."""
     secrets = await services.read(public_keys, principal.account_id)
     return PublicKeys(keys=show_keys(secrets, lambda sealed: unseal(services.secret_key, sealed)))
-
-
-async def _read(request: Request, services: Services, model: type[Body]) -> Body:
-    """Read a JSON body strictly; no body at all means no members.
-
-    Raises:
-        RefusedError: Members that are missing, unknown or not allowed; all of them at once.
-        FarmError: 400, 408, 413 or 415.
-    """
-    refuse_idempotency_key(request)
-    members: dict[str, Any] = {}
-    headers = request.headers
-    if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != "application/json":
-            message = f"send application/json (got {media_type[:100] or 'no Content-Type'})"
-            raise FarmError("unsupported_media_type", 415, message)
-        rules = BodyRules(max_bytes=MAX_BODY_BYTES, timeout_s=services.body_rules.timeout_s)
-        members = (await read_body(request, rules)).members
-    try:
-        return model.model_validate(members)
-    except ValidationError as exc:
-        raise RefusedError([_problem(entry) for entry in exc.errors(include_url=False)]) from None
-
-
-def _problem(entry: Any) -> Problem:
-    name = str(entry["loc"][0]) if entry["loc"] else "body"
-    shown = name[:64].encode("ascii", "backslashreplace").decode()
-    return Problem(shown, "invalid_field", f"{shown}: {entry['msg']}")
-
-
-async def _check(services: Services, url: str | None, event_types: Any) -> None:
-    problems = []
-    refusal = await refusal_of(services, url) if url is not None else None
-    if refusal is not None:
-        problems.append(Problem("url", "invalid_field", f"url: {refusal}"))
-    problems += _event_type_problems(event_types, "event_types")
-    if problems:
-        raise RefusedError(problems)
-
-
-def _check_event_types(event_types: list[str], name: str) -> None:
-    problems = _event_type_problems(event_types, name)
-    if problems:
-        raise RefusedError(problems)
-
-
-def _event_type_problems(event_types: Any, name: str) -> list[Problem]:
-    if all(kind in EVENT_TYPES for kind in event_types):
-        return []
-    return [Problem(name, "invalid_field", f"{name}: there are only {', '.join(EVENT_TYPES)}")]
 
 
 def _unique(event_types: list[str]) -> list[str]:

@@ -68,6 +68,20 @@ def test_a_sample_is_sent_once_and_its_answer_returned(
     assert [tuple(row) for row in statuses] == [("ok", 1), ("dead", 1)]
 
 
+@pytest.mark.req("F-11")
+def test_a_repeated_sample_is_sent_once(sdk: OpenAI, farm: Farm, receiver: Receiver) -> None:
+    made = sdk.webhooks.create(name="ours", url=receiver.url, event_types=["video.failed"])
+    with sending(farm.settings, farm.database, farm.store):
+        answers = [
+            sdk.webhooks.test(
+                made.id, event_type="video.failed", extra_headers={"Idempotency-Key": "k1"}
+            ).to_dict()
+            for _ in range(2)
+        ]
+    assert answers[0] == answers[1]
+    assert len(receiver.received) == 1
+
+
 def test_a_sample_that_nobody_answers_says_why(sdk: OpenAI, farm: Farm, receiver: Receiver) -> None:
     made = sdk.webhooks.create(name="ours", url=receiver.url, event_types=["video.failed"])
     receiver.behaviour = hang_up

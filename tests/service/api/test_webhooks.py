@@ -186,13 +186,40 @@ async def test_a_member_that_is_not_allowed_is_named(client, members, named) -> 
         ({"files": {"url": (None, URL)}}, 415),
         ({"json": {"url": URL, "name": "x" * 70_000}}, 413),
         ({}, 422),
-        ({"json": {"url": URL}, "headers": {"Idempotency-Key": "k1"}}, 422),
+        ({"json": {"url": URL}, "headers": {"Idempotency-Key": "a b"}}, 422),
     ],
 )
 async def test_a_body_that_cannot_be_read_is_refused(client, options, status) -> None:
     answer = await client.post("/v1/webhook_endpoints", **options)
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.req("F-11")
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/webhook_endpoints", {"url": URL}),
+        ("/v1/webhook_endpoints/{endpoint}", {"name": "new"}),
+        ("/v1/webhook_endpoints/{endpoint}/rotate_secret", {"keep_old_secret_active_for_24_hours": True}),
+        ("/v1/webhook_endpoints/{endpoint}/replay", {"since": 0}),
+        ("/v1/webhook_deliveries/{delivery}/replay", None),
+    ],
+)
+async def test_a_repeated_post_does_nothing_more_and_shows_the_same(client, farm: Farm, path, body) -> None:
+    endpoint = (await create(client))["id"]
+    await end_one(client)
+    attempt(farm, TAKEN)
+    delivery = farm.execute("SELECT id FROM webhook_delivery")[0].id
+    path = path.format(endpoint=endpoint, delivery=delivery)
+    headers = {"Idempotency-Key": "k1"}
+    first = await client.post(path, json=body, headers=headers)
+    tables = ("webhook_endpoint", "webhook_secret", "webhook_delivery")
+    before = [farm.execute(f"SELECT * FROM {table} ORDER BY id") for table in tables]
+    again = await client.post(path, json=body, headers=headers)
+    assert (first.status_code, again.status_code, again.text) == (200, 200, first.text)
+    assert again.headers["idempotent-replayed"] == "true"
+    assert [farm.execute(f"SELECT * FROM {table} ORDER BY id") for table in tables] == before
 
 
 async def test_an_account_has_room_for_so_many_endpoints(client, farm: Farm) -> None:
