@@ -4,7 +4,7 @@ BIN := .venv/bin
 N ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 
-.PHONY: help setup fmt lint types arch test test-service test-multiprocess test-chaos demo up worker migrate
+.PHONY: help setup fmt lint types arch test test-service test-multiprocess test-chaos bench-webhooks demo up worker migrate
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 22
@@ -35,6 +35,9 @@ test-multiprocess: ## tests with several processes
 
 test-chaos: ## kills and outages, the short form
 	$(PYTEST) tests/chaos
+
+bench-webhooks: ## T-13 and T-14: flaky, dead and fast receivers; exit 1 where a target is missed
+	$(PY) -m benchmarks.webhooks
 
 demo: ## install, start the farm, render one clip, write the mp4, stop
 	./magi2-farm demo
