@@ -21,6 +21,7 @@ from api.routes import (
     assets,
     batches,
     content,
+    events,
     health,
     keys,
     models,
@@ -29,6 +30,7 @@ from api.routes import (
     videos,
     webhooks,
 )
+from api.streams import Hub
 from farm.settings import Settings
 from farm.webhooks.guard import Resolver
 
@@ -72,10 +74,11 @@ def create_app(
     )
     app.state.services = services
     app.state.key_cache = KeyCache()
+    app.state.hub = Hub(services)
     app.state.readiness = ReadinessProbe(services)
     # In the order in which paths are tried: `batches` and `sync` before what takes any id.
-    modules = (sync, batches, videos, actions, content, webhooks, keys, assets, models, service, health)
-    routers = [module.router for module in modules]
+    of_videos = (sync, batches, videos, actions, content, events)
+    routers = [module.router for module in (*of_videos, webhooks, keys, assets, models, service, health)]
     for router in routers:
         app.include_router(router)
     install(app, routers, policy(settings.rate))

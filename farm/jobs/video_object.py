@@ -38,7 +38,7 @@ def video_urls(job_id: str, state: State, base_url: str) -> dict[str, str | None
     return {
         "content": content,
         "thumbnail": f"{content}?variant=thumbnail" if content else None,
-        "events": None,
+        "events": f"{here}/events",
         "cancel": None if state in TERMINAL else f"{here}/cancel",
     }
 
