@@ -32,7 +32,7 @@ ACCOUNT = "embedded"
 BUCKET = "farm"
 API_READY_TIMEOUT_S = 60.0
 CHECKPOINT_TIMEOUT_S = 180.0
-# A role that takes longer is killed, which it survives by design: leases and sweeps take over at the next start.
+# A role that takes longer is killed, which the farm survives by design: leases and sweeps take over.
 ROLES_END_S = 1.0
 TICKER_END_S = 1.5
 ROOT = Path(__file__).resolve().parents[2]
