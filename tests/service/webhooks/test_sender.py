@@ -5,8 +5,11 @@ import threading
 import urllib.request
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
+import structlog
+from pydantic import SecretStr
 from standardwebhooks import Webhook
 
 from farm.db.session import unit_of_work
@@ -17,7 +20,7 @@ from farm.jobs.job import NewAsset
 from farm.jobs.lifecycle import Result, mark_running, mark_uploading, succeed
 from farm.webhooks.deliveries import Outcome, Room, reclaim, record, take_due
 from magi2.contract import CONTRACT_VERSION
-from tests.service.webhooks.harness import PROMPT, SECRET
+from tests.service.webhooks.harness import PROMPT, SECRET, sending, wait_until
 from tests.service.webhooks.receiver import answer
 
 ROOM = Room(healthy=10, failing=10, per_account=10)
@@ -54,7 +57,8 @@ def test_a_finished_clip_is_told_once_signed_and_with_a_working_link(
 ) -> None:
     job_id = outbox.submit(receiver.url).id
     finish_job(job_id)
-    send_until_met(outbox.are("ok"))
+    with structlog.testing.capture_logs() as lines:
+        send_until_met(outbox.are("ok"))
     (got,) = receiver.received
     body = Webhook(SECRET).verify(got.body, got.headers)
     assert (body["type"], body["data"]["id"]) == ("video.completed", job_id)
@@ -62,6 +66,8 @@ def test_a_finished_clip_is_told_once_signed_and_with_a_working_link(
     assert PROMPT.encode() not in got.body
     with urllib.request.urlopen(body["data"]["urls"]["download"]) as answered:
         assert answered.read() == CLIP
+    assert "webhook_attempted" in {line["event"] for line in lines}
+    assert not any(private in str(lines) for private in (SECRET, PROMPT, "Signature", receiver.url))
 
 
 def test_every_attempt_carries_a_fresh_link_and_otherwise_the_same_body(
@@ -155,3 +161,38 @@ def test_many_senders_never_take_the_same_delivery_twice(outbox, database) -> No
     for thread in threads:
         thread.join(60)
     assert len(taken) == len(set(taken)) == 12
+
+
+def test_what_the_database_could_not_take_is_recorded_later_and_not_sent_again(
+    outbox, receiver, database_url, send_until_met
+) -> None:
+    outbox.cancel_one(receiver.url)
+    released = threading.Event()
+
+    def lock_then_answer(handler) -> None:
+        with psycopg.connect(database_url) as conn:
+            conn.execute("SELECT FROM webhook_endpoint FOR UPDATE")
+            answer(200)(handler)
+            released.wait(20)
+
+    receiver.behaviour = lock_then_answer
+    with structlog.testing.capture_logs() as lines:
+
+        def is_recorded() -> bool:
+            if any(line["event"] == "webhook_database_unreachable" for line in lines):
+                released.set()
+            return outbox.are("ok")()
+
+        send_until_met(is_recorded)
+    assert (len(receiver.received), len(outbox.attempts())) == (1, 1)
+
+
+def test_a_secret_that_cannot_be_opened_fails_its_delivery_alone(
+    outbox, receiver, settings, database, object_store
+) -> None:
+    outbox.cancel_one(receiver.url)
+    other = settings.model_copy(update={"secret_key": SecretStr("another-key-that-is-quite-long-0123456789")})
+    with sending(other, database, object_store):
+        wait_until(outbox.tried(1), "the attempt")
+    assert (outbox.attempts()[0].error, receiver.received) == ("not_prepared", [])
+    assert outbox.are("pending")()
