@@ -39,7 +39,8 @@ def _check_epochs(bench, job):
 
 def _check_objects(bench, job, object_store):
     assets = bench.assets(job)
-    assert set(assets) == ({"video", "thumb", "sprite", "audio", "meta"} if job.state == State.SUCCEEDED else set())
+    wanted = {"video", "thumb", "sprite", "audio", "meta"} if job.state == State.SUCCEEDED else set()
+    assert set(assets) == wanted
     for asset in assets.values():
         assert asset.epoch == job.epoch
         body = object_store.open_range(asset.key).read()
