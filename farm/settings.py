@@ -81,6 +81,8 @@ class RetentionSettings(_Group):
 
     default_days: int = Field(default=7, ge=1, description="Days that results are kept.")
     longest_days: int = Field(default=90, ge=1, description="Days that a request may ask for at most.")
+    job_days: int = Field(default=90, ge=1, description="Days that a job is shown after its end.")
+    event_days: int = Field(default=30, ge=1, description="Days that its timeline is kept after its end.")
 
     @model_validator(mode="after")
     def _in_order(self) -> "RetentionSettings":

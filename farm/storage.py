@@ -166,6 +166,19 @@ class ObjectStore:
         with _typed_errors():
             self._client.delete_object(**self._where(key))
 
+    def abort_stale_uploads(self, older_than_s: float) -> int:
+        """Give up uploads in parts that were begun so long ago; return how many."""
+        where = {"Bucket": self._bucket, "Prefix": self._prefix}
+        num_aborted = 0
+        with _typed_errors():
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(**where)
+            for upload in [upload for page in pages for upload in page.get("Uploads", ())]:
+                if (now() - upload["Initiated"]).total_seconds() > older_than_s:
+                    target = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+                    self._client.abort_multipart_upload(Bucket=self._bucket, **target)
+                    num_aborted += 1
+        return num_aborted
+
     def presign(self, key: str, ttl_s: int, filename: str, media_type: str) -> str:
         """Return a link for `ttl_s` seconds, signed for the public endpoint; downloads as `filename`."""
         params = self._where(key) | {

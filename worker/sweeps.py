@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import structlog
 from sqlalchemy import Connection, Engine, func, select
 
+from farm import idempotency
 from farm.accounts import account_ids, recount
 from farm.db.session import unit_of_work
 from farm.groups import mark_gone
@@ -20,10 +21,23 @@ from farm.jobs.job import Rules
 from farm.jobs.lifecycle import SWEEP_LIMIT, expire_queued, reap_leases
 from farm.jobs.rering import re_ring
 from farm.outbox import purge_sent
+from farm.retention import (
+    DEFAULT_RETENTION,
+    LIMIT,
+    Retention,
+    delete_empty_batches,
+    delete_gone_images,
+    delete_old_events,
+    delete_old_jobs,
+    expired_images,
+    expired_outputs,
+    mark_images_deleted,
+)
 from farm.webhooks.delivery_log import purge_old
 
 log = structlog.get_logger(__name__)
 
+STALE_UPLOAD_S = 86_400
 LOCK_SPACE = 0x6D32  # of the advisory locks of sweeps
 
 
@@ -34,6 +48,7 @@ class Sweeper:
     engine: Engine
     store: Deleter
     rules: Rules
+    retention: Retention = DEFAULT_RETENTION
 
 
 @dataclass(frozen=True)
@@ -112,6 +127,40 @@ def sweep_webhooks(sweeper: Sweeper) -> int:
     return _until_done(sweeper, "webhooks", purge_old)
 
 
+def sweep_expired(sweeper: Sweeper) -> int:
+    """Remove objects whose time is over, a batch at a time, then mark their rows."""
+    total = 0
+    while True:
+        with unit_of_work(sweeper.engine) as conn:
+            outputs, images = expired_outputs(conn), expired_images(conn)
+        for key in (*outputs.values(), *images.values()):
+            sweeper.store.delete(key)
+        with unit_of_work(sweeper.engine) as conn:
+            mark_deleted(conn, list(outputs))
+            mark_images_deleted(conn, list(images))
+        total += len(outputs) + len(images)
+        if max(len(outputs), len(images)) < LIMIT:
+            return total
+
+
+def sweep_retention(sweeper: Sweeper) -> int:
+    """Delete rows whose time is over; those of objects go only after the objects."""
+    kept = sweeper.retention
+    acts: tuple[Callable[[Connection], int], ...] = (
+        lambda conn: delete_old_jobs(conn, kept),
+        lambda conn: delete_old_events(conn, kept),
+        lambda conn: delete_empty_batches(conn, kept),
+        delete_gone_images,
+        idempotency.purge,
+    )
+    return sum(_until_done(sweeper, "retention", act) for act in acts)
+
+
+def sweep_uploads(sweeper: Sweeper) -> int:
+    """Abort multipart uploads that nobody has finished for a day."""
+    return sweeper.store.abort_stale_uploads(STALE_UPLOAD_S)
+
+
 SWEEPS = (
     Sweep("leases", 5, sweep_leases),
     Sweep("ttl", 10, sweep_ttl),
@@ -122,6 +171,9 @@ SWEEPS = (
     Sweep("deleted", 600, sweep_deleted),
     Sweep("outbox", 3600, sweep_outbox),
     Sweep("webhooks", 600, sweep_webhooks),
+    Sweep("expired", 600, sweep_expired),
+    Sweep("retention", 600, sweep_retention),
+    Sweep("uploads", 3600, sweep_uploads),
 )
 _NUMBERS = {sweep.name: number for number, sweep in enumerate(SWEEPS)}
 

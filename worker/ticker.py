@@ -21,6 +21,7 @@ from farm.db.session import make_engine
 from farm.doorbell import DoorbellError, make_celery, publish_doorbell
 from farm.errors import FarmError
 from farm.outbox import BATCH, CHANNEL, Publish, PublishError, relay_once
+from farm.retention import Retention
 from farm.settings import Settings, load_settings
 from farm.storage import ObjectStore
 from farm.telemetry import configure_logging
@@ -43,7 +44,8 @@ class Ticker:
         self.stop = threading.Event()
         self._settings = settings
         self._engine = make_engine(settings, application="ticker", pool_size=len(SWEEPS) + 1)
-        self._sweeper = Sweeper(self._engine, ObjectStore(settings), settings.rules())
+        retention = Retention(settings.retention.job_days, settings.retention.event_days)
+        self._sweeper = Sweeper(self._engine, ObjectStore(settings), settings.rules(), retention)
         self._threads = [
             threading.Thread(target=self._guarded, args=("relay", self._relay, BROKEN_S), daemon=True),
             threading.Thread(

@@ -27,6 +27,9 @@ class Deleter(Protocol):
     def delete(self, key: str) -> None:
         """Remove an object; one that is not there is fine."""
 
+    def abort_stale_uploads(self, older_than_s: float) -> int:
+        """Give up uploads in parts that were begun so long ago; return how many."""
+
 
 @dataclass(frozen=True)
 class LostAttempt:

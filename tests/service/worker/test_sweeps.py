@@ -114,8 +114,8 @@ def test_a_miscount_is_mended_and_logged_as_an_error(driver, sweeper):
     assert (line["log_level"], line["account"], line["was"], line["counted"]) == (
         "error",
         driver.account,
-        (5, 0),
-        (1, 0),
+        (5, 0, 0),
+        (1, 0, 0),
     )
     assert driver.usage() == (1, 0)
 
@@ -131,4 +131,7 @@ def test_sweeps_run_as_often_as_documented():
         "deleted": 600,
         "outbox": 3600,
         "webhooks": 600,
+        "expired": 600,
+        "retention": 600,
+        "uploads": 3600,
     }
