@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from api.auth import KeyCache
 from api.body import BodyRules
 from api.deps import make_services
+from api.description import add_docs_page, describe
 from api.head import HeadMiddleware
 from api.problems import REQUEST_ID_HEADER, install
 from api.rates import policy
@@ -70,7 +71,13 @@ def create_app(
             await services.close()
 
     app = FastAPI(
-        title="MAGI-2 farm", version="1", description=DESCRIPTION, lifespan=lifespan, redirect_slashes=False
+        title="MAGI-2 farm",
+        version="1",
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,  # the framework's pages load scripts from elsewhere
+        redoc_url=None,
     )
     app.state.services = services
     app.state.key_cache = KeyCache()
@@ -81,6 +88,9 @@ def create_app(
     routers = [module.router for module in (*of_videos, webhooks, keys, assets, models, service, health)]
     for router in routers:
         app.include_router(router)
+    app.openapi = describe(app)  # type: ignore[method-assign] # the framework's own way to do it
+    if settings.api_docs:
+        add_docs_page(app)
     install(app, routers, policy(settings.rate))
     app.add_middleware(HeadMiddleware)
     if settings.cors_origins:

@@ -170,6 +170,7 @@ class Settings(BaseSettings):
     key_pepper: SecretStr | None = Field(default=None, description="Mixed into the hashes of API keys.")
     api_host: str = "127.0.0.1"
     api_port: int = Field(default=8000, ge=1, le=65535)
+    api_docs: bool = Field(default=True, description="Serve /docs.")
     trusted_proxies: Annotated[list[str], NoDecode] = []
     cors_origins: Annotated[list[str], NoDecode] = []
     auth: Literal["keys", "none"] = Field(default="keys", description="`none` works on loopback only.")
