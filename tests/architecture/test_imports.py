@@ -29,6 +29,7 @@ COMES_WITH = {
     "kombu": "celery",
     "botocore": "boto3",
     "tokenizers": "transformers",
+    "triton": "torch",  # its CUDA builds; `kernels.dispatch` asks before it imports a kernel
 }
 
 # All that service code takes from the engine, torch-free; `from magi2 import x` is listed by its full name.

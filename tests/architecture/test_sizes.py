@@ -1,5 +1,6 @@
 """Sizes of modules and functions, and how often a check is silenced."""
 
+import ast
 import re
 import statistics
 
@@ -38,6 +39,9 @@ def test_functions_take_at_most_eight_arguments() -> None:
     found = []
     for module in modules():
         for function in module.functions():
+            # A device kernel has no objects to take its pointers and strides from.
+            if any(ast.unparse(decorator).endswith(".jit") for decorator in function.decorator_list):
+                continue
             spec = function.args
             names = [arg.arg for arg in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
             if len([name for name in names if name not in ("self", "cls")]) > 8:
