@@ -1,15 +1,17 @@
 """Which implementation of each operation runs, and a record of what did.
 
-Promises: the choice is a pure function of device, dtype, head width, softcap and an override; what a
-request asks for and no implementation honours is refused by name, never done another way in silence.
-Nothing else calls attention. The record is for the whole process; the torch definitions in the sibling
-modules say what is computed.
+Promises: the choice is a pure function of device, dtype, sizes, softcap and an override; what a request
+asks for and no implementation honours is refused by name, never done another way in silence. Nothing else
+calls attention. The torch definitions in the sibling modules say what is computed; they run on every host,
+in fp32 and at sizes that the kernels do not take. The record is for the whole process.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
 from typing import NamedTuple
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from kernels import attention as attention_kernels
 from kernels import mh_moe, mhc, qk_norm_rope, swiglu7
+from kernels import rms_norm as rms_norm_definition
 
 _ran: defaultdict[str, set[str]] = defaultdict(set)
 
@@ -30,6 +33,46 @@ class AttentionSetting(NamedTuple):
     head_dim: int
     softcap: float
     flash_attn_version: int | None = None
+
+
+class FusedSetting(NamedTuple):
+    """What decides whether a fused kernel runs; `triton` is its installed version or None."""
+
+    device_type: str
+    capability: tuple[int, int] | None
+    dtype: torch.dtype
+    triton: str | None
+
+
+def choose_tokenwise(setting: FusedSetting) -> str:
+    """Name what runs operations that see one token at a time: `triton` or `torch`.
+
+    Measured and tested on capability 9.0; from 8.0 on nothing in them is special to it.
+    """
+    is_able = setting.capability is not None and setting.capability >= (8, 0)
+    fits = setting.device_type == "cuda" and setting.dtype == torch.bfloat16 and setting.triton is not None
+    return "triton" if is_able and fits else "torch"
+
+
+def choose_streams(setting: FusedSetting, num_streams: int, width: int) -> str:
+    """Name what runs hyper-connections."""
+    return choose_tokenwise(setting) if num_streams == 4 and width % 64 == 0 else "torch"
+
+
+def choose_route(setting: FusedSetting, num_experts: int, width: int, top_k: int) -> str:
+    """Name what chooses experts; its tiles fill the shared memory of capability 9.0 and are for it alone."""
+    fits = 8 <= num_experts <= 256 and _is_power_of_two(num_experts) and width % 64 == 0 and top_k <= 8
+    return choose_tokenwise(setting) if fits and setting.capability == (9, 0) else "torch"
+
+
+def choose_experts(setting: FusedSetting, width: int, width_inner: int) -> str:
+    """Name what runs routed experts: `hopper`, `triton` (both for capability 9.0 alone) or `torch`."""
+    if choose_tokenwise(setting) == "torch" or setting.capability != (9, 0):
+        return "torch"
+    # Written in Gluon, whose interface is experimental: only the version that it was tested with.
+    if width == 256 and width_inner % 64 == 0 and (setting.triton or "").startswith("3.6."):
+        return "hopper"
+    return "triton" if width in (64, 128, 256) and width_inner % 32 == 0 else "torch"
 
 
 def choose_attention(setting: AttentionSetting) -> str:
@@ -94,51 +137,122 @@ def attend(
     # Only CUDA processes pay for this import.
     from kernels.gpu import flash
 
-    return flash.cuda_attention(name, q_LHD, k_LHD, v_LHD, sinks, bounds=bounds, scale=scale)
+    return flash.cuda_attention(
+        name, q_LHD, k_LHD, v_LHD, sinks, bounds=bounds, scale=scale, correct=correct_sinks
+    )
 
 
-def norm_rope(x_LHD: Tensor, weight_D: Tensor, table_LR: Tensor) -> Tensor:
-    """Run `kernels.qk_norm_rope.qk_norm_rope`."""
-    _ran["qk_norm_rope"].add("torch")
-    return qk_norm_rope.qk_norm_rope(x_LHD, weight_D, table_LR)
+def correct_sinks(plain_LHD: Tensor, lse_LH: Tensor, sinks: Tensor, into_LHD: Tensor) -> None:
+    """Run `kernels.attention.sink_correction` into a tensor that may be its input."""
+    name = choose_tokenwise(_setting(plain_LHD)) if _is_power_of_two(plain_LHD.shape[2]) else "torch"
+    _ran["sink_correction"].add(name)
+    if name == "torch":
+        into_LHD.copy_(attention_kernels.sink_correction(plain_LHD, lse_LH, sinks))
+        return
+    # Only CUDA processes pay for this import.
+    from kernels.gpu import pointwise
+
+    pointwise.sink_correction(plain_LHD, lse_LH, sinks, into_LHD)
+
+
+def rms_norm(x_LC: Tensor, weight_C: Tensor) -> Tensor:
+    """Run `kernels.rms_norm.rms_norm`, rounded to the input's dtype."""
+    name = choose_tokenwise(_setting(x_LC))
+    _ran["rms_norm"].add(name)
+    if name == "torch":
+        return rms_norm_definition.rms_norm(x_LC, weight_C).to(x_LC.dtype)
+    # Only CUDA processes pay for this import.
+    from kernels.gpu import pointwise
+
+    return pointwise.rms_norm(x_LC, weight_C)
+
+
+def norm_rope(x_LHD: Tensor, weight_D: Tensor, table_LR: Tensor, into_LHD: Tensor) -> None:
+    """Run `kernels.qk_norm_rope.qk_norm_rope` into a tensor, rounded to its dtype."""
+    name = choose_tokenwise(_setting(x_LHD)) if _is_power_of_two(x_LHD.shape[2]) else "torch"
+    _ran["qk_norm_rope"].add(name)
+    if name == "torch":
+        into_LHD.copy_(qk_norm_rope.qk_norm_rope(x_LHD, weight_D, table_LR))
+        return
+    # Only CUDA processes pay for this import.
+    from kernels.gpu import pointwise
+
+    pointwise.norm_rope(x_LHD, weight_D, table_LR, into_LHD)
 
 
 def activate(x: Tensor) -> Tensor:
     """Run `kernels.swiglu7.swiglu7`."""
-    _ran["swiglu7"].add("torch")
-    return swiglu7.swiglu7(x)
+    name = choose_tokenwise(_setting(x))
+    _ran["swiglu7"].add(name)
+    if name == "torch":
+        return swiglu7.swiglu7(x)
+    # Only CUDA processes pay for this import.
+    from kernels.gpu import pointwise
+
+    return pointwise.swiglu7(x.contiguous())
 
 
-def stream_gates(s_LSC: Tensor, weights: mhc.MixingWeights) -> mhc.Gates:
-    """Run `kernels.mhc.gates`."""
-    _ran["mhc"].add("torch")
-    return mhc.gates(s_LSC, weights)
+def read_streams(s_LSC: Tensor, weights: mhc.MixingWeights, gates: mhc.Gates, into_LC: Tensor) -> None:
+    """Run `kernels.mhc.gates` and `kernels.mhc.pre_mix`.
+
+    Args:
+        s_LSC: Streams of tokens of one modality.
+        weights: Of this half of this layer.
+        gates: Dense, written.
+        into_LC: Dense, written: what the half layer reads.
+    """
+    name = choose_streams(_setting(s_LSC), s_LSC.shape[1], s_LSC.shape[2])
+    _ran["mhc"].add(name)
+    if name == "torch":
+        for kept, new in zip(gates, mhc.gates(s_LSC, weights), strict=True):
+            kept.copy_(new)
+        into_LC.copy_(mhc.pre_mix(s_LSC, gates.pre))
+        return
+    # Only CUDA processes pay for this import.
+    from kernels.gpu import streams
+
+    streams.gates(s_LSC, weights, gates)
+    streams.pre_mix(s_LSC, gates.pre, into_LC)
 
 
-def read_streams(s_LSC: Tensor, pre_LS: Tensor) -> Tensor:
-    """Run `kernels.mhc.pre_mix`."""
-    _ran["mhc"].add("torch")
-    return mhc.pre_mix(s_LSC, pre_LS)
+def write_streams(s_LSC: Tensor, gates: mhc.Gates, out_LC: Tensor) -> None:
+    """Run `kernels.mhc.post_mix`, in place."""
+    name = choose_streams(_setting(s_LSC), s_LSC.shape[1], s_LSC.shape[2])
+    _ran["mhc"].add(name)
+    if name == "torch":
+        s_LSC.copy_(mhc.post_mix(s_LSC, gates, out_LC))
+        return
+    # Only CUDA processes pay for this import.
+    from kernels.gpu import streams
 
-
-def write_streams(s_LSC: Tensor, gates: mhc.Gates, out_LC: Tensor) -> Tensor:
-    """Run `kernels.mhc.post_mix`."""
-    _ran["mhc"].add("torch")
-    return mhc.post_mix(s_LSC, gates, out_LC)
+    streams.post_mix(s_LSC, gates, out_LC)
 
 
 def route(
     x_LGD: Tensor, gate_GED: Tensor, bias_GE: Tensor, *, top_k: int, route_norm: bool, route_scale: float
 ) -> mh_moe.Routes:
     """Run `kernels.mh_moe.route`."""
-    _ran["route"].add("torch")
-    return mh_moe.route(x_LGD, gate_GED, bias_GE, top_k=top_k, route_norm=route_norm, route_scale=route_scale)
+    name = choose_route(_setting(x_LGD), gate_GED.shape[1], x_LGD.shape[2], top_k)
+    _ran["route"].add(name)
+    chosen = mh_moe.route
+    if name == "triton":
+        # Only CUDA processes pay for this import.
+        from kernels.gpu import routing
+
+        chosen = routing.route
+    return chosen(x_LGD, gate_GED, bias_GE, top_k=top_k, route_norm=route_norm, route_scale=route_scale)
 
 
 def routed_experts(x_LGD: Tensor, routes: mh_moe.Routes, weights: mh_moe.ExpertWeights) -> Tensor:
     """Run `kernels.mh_moe.routed_experts`."""
-    _ran["routed_experts"].add("torch")
-    return mh_moe.routed_experts(x_LGD, routes, weights)
+    name = choose_experts(_setting(x_LGD), x_LGD.shape[2], weights.gate.shape[2])
+    _ran["routed_experts"].add(name)
+    if name == "torch":
+        return mh_moe.routed_experts(x_LGD, routes, weights)
+    # Only CUDA processes pay for this import.
+    from kernels.gpu import experts
+
+    return experts.routed_experts(name, x_LGD, routes, weights)
 
 
 def report() -> dict[str, tuple[str, ...]]:
@@ -168,6 +282,24 @@ def _choose_cuda(setting: AttentionSetting) -> str:
     # Measured on one H200 at head width 128: cuDNN 560 TFLOP/s, FlashAttention 2 350.
     is_hopper_or_later = setting.capability is not None and setting.capability >= (9, 0)
     return "cudnn" if is_hopper_or_later and setting.head_dim <= 128 else "flash2"
+
+
+def _setting(x: Tensor) -> FusedSetting:
+    capability = torch.cuda.get_device_capability(x.device) if x.is_cuda else None
+    return FusedSetting(x.device.type, capability, x.dtype, _triton_version() if x.is_cuda else None)
+
+
+@cache
+def _triton_version() -> str | None:
+    """Return the version installed beside torch, without importing it."""
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
 
 
 def _check_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, bounds: Sequence[int]) -> None:

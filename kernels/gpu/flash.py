@@ -6,7 +6,7 @@ dispatcher must not send one here. It chooses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -31,8 +31,16 @@ def cuda_attention(
     *,
     bounds: Sequence[int],
     scale: float,
+    correct: Callable[[Tensor, Tensor, Tensor, Tensor], None] | None = None,
 ) -> Tensor:
-    """Attend with the kernel of that name; other arguments as for `kernels.attention.chunked_attention`."""
+    """Attend with the kernel of that name.
+
+    Args:
+        name: A key of the table above.
+        q_LHD, k_LHD, v_LHD, sinks, bounds, scale: As for `kernels.attention.chunked_attention`.
+        correct: Writes the sink-corrected output of a segment (output, log-sum-exp [L, H], sinks, target).
+    """
+    correct = correct or _correct
     operator, arguments = _KERNELS[name]
     repeats = q_LHD.shape[1] // k_LHD.shape[1]
     if repeats > 1:
@@ -43,5 +51,9 @@ def cuda_attention(
         plain, lse, *_ = getattr(torch.ops.aten, operator)(q, k, v, *arguments, scale=scale)
         # The log-sum-exp may carry a last dim of one (cuDNN) or be padded to whole tiles (efficient).
         lse_HL = lse[0].reshape(q.shape[1], -1)[:, : stop - start]
-        out[start:stop] = sink_correction(plain[0].transpose(0, 1), lse_HL.T, sinks)
+        correct(plain[0].transpose(0, 1), lse_HL.T, sinks, out[start:stop])
     return out
+
+
+def _correct(plain_LHD: Tensor, lse_LH: Tensor, sinks: Tensor, into_LHD: Tensor) -> None:
+    into_LHD.copy_(sink_correction(plain_LHD, lse_LH, sinks))

@@ -69,12 +69,12 @@ class Attention(nn.Module):
         sizes = [heads * self.head_dim for heads in self.head_counts]
         for start, stop, modality in tokens.blocks:
             rows = slice(start, stop)
-            a = self.pre_norm(x_LC[rows], modality).to(x_LC.dtype)
+            a = dispatch.rms_norm(x_LC[rows], self.pre_norm.weight_of(modality))
             gate[rows] = self.linear_g(a, modality)
             parts = torch.split(self.linear_qkv(a, modality), sizes, dim=1)
             raw_q, raw_k, raw_v = (p.reshape(stop - start, -1, self.head_dim) for p in parts)
-            q[rows] = dispatch.norm_rope(raw_q, self.q_norm.weight_of(modality), tokens.rope[rows])
-            k[rows] = dispatch.norm_rope(raw_k, self.k_norm.weight_of(modality), tokens.rope[rows])
+            dispatch.norm_rope(raw_q, self.q_norm.weight_of(modality), tokens.rope[rows], q[rows])
+            dispatch.norm_rope(raw_k, self.k_norm.weight_of(modality), tokens.rope[rows], k[rows])
             v[rows] = raw_v
         return Projected(q, k, v, gate)
 

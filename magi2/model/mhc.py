@@ -60,15 +60,13 @@ class StreamMixer(nn.Module):
         pre = s_LSC.new_empty(length, num_streams)
         gates = Gates(pre, torch.empty_like(pre), s_LSC.new_empty(length, num_streams, num_streams))
         for start, stop, modality in tokens.blocks:
-            block = s_LSC[start:stop]
-            fresh = dispatch.stream_gates(block, self.mixing_weights(half, modality))
-            for kept, new in zip(gates, fresh, strict=True):
-                kept[start:stop] = new
-            x_LC[start:stop] = dispatch.read_streams(block, fresh.pre)
+            own = Gates(*(g[start:stop] for g in gates))
+            weights = self.mixing_weights(half, modality)
+            dispatch.read_streams(s_LSC[start:stop], weights, own, x_LC[start:stop])
         return Reading(x_LC, gates)
 
     def write(self, s_LSC: Tensor, gates: Gates, out_LC: Tensor, tokens: Tokens) -> None:
         """Mix the streams and add a half's output [L, C], in place."""
         for start, stop, _ in tokens.blocks:
             block_gates = Gates(*(g[start:stop] for g in gates))
-            s_LSC[start:stop] = dispatch.write_streams(s_LSC[start:stop], block_gates, out_LC[start:stop])
+            dispatch.write_streams(s_LSC[start:stop], block_gates, out_LC[start:stop])

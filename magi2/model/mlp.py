@@ -29,7 +29,7 @@ class DenseMLP(nn.Module):
         """Return the half's output [L, C] in the dtype of its input."""
         out = torch.empty_like(x_LC)
         for start, stop, modality in tokens.blocks:
-            a = self.pre_norm(x_LC[start:stop], modality).to(x_LC.dtype)
+            a = dispatch.rms_norm(x_LC[start:stop], self.pre_norm.weight_of(modality))
             hidden = dispatch.activate(self.up_gate_proj(a, modality))
             out[start:stop] = self.down_proj(hidden, modality)
         return self.groups.tp.add_up(out)

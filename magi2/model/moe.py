@@ -93,7 +93,7 @@ class MoE(nn.Module):
         out_LC = torch.empty_like(x_LC)
         heads_LGD = x_LC.new_empty(tokens.num_tokens, self.num_heads, self.moe_mlp.gate.shape[1])
         for start, stop, modality in tokens.blocks:
-            a = self.pre_norm(x_LC[start:stop], modality).to(x_LC.dtype)
+            a = dispatch.rms_norm(x_LC[start:stop], self.pre_norm.weight_of(modality))
             heads_LGD[start:stop] = self.split_linear(a, modality).unflatten(1, (self.num_heads, -1))
             out_LC[start:stop] = a
         group, counts = self.groups.dispatch, head_counts(self.num_heads, self.groups.dispatch.size)

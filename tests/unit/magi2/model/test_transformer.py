@@ -129,6 +129,7 @@ def test_every_operation_of_the_model_goes_through_the_dispatcher() -> None:
         "attention": ("sdpa_cpu",),
         "mhc": ("torch",),
         "qk_norm_rope": ("torch",),
+        "rms_norm": ("torch",),
         "route": ("torch",),
         "routed_experts": ("torch",),
         "swiglu7": ("torch",),
