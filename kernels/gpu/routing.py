@@ -84,7 +84,16 @@ def sort_into_tiles(experts_GLK: Tensor, num_experts: int, rows: int) -> Tiles:
     counts = torch.empty(num_flat, chunks, dtype=torch.int32, device=device)
     padded = triton.next_power_of_2(num_experts)
     grid = (chunks, num_heads)
-    _count[grid](experts_GLK, counts, per_head, chunks, num_experts=num_experts, padded=padded, chunk=_CHUNK)
+    _count[grid](
+        experts_GLK,
+        counts,
+        per_head,
+        chunks,
+        num_experts=num_experts,
+        padded=padded,
+        chunk=_CHUNK,
+        num_warps=1,
+    )
     ends = counts.view(-1).cumsum(0, dtype=torch.int32)
     order = torch.empty(num_heads * per_head, dtype=torch.int32, device=device)
     rows_placed = 32
@@ -98,7 +107,7 @@ def sort_into_tiles(experts_GLK: Tensor, num_experts: int, rows: int) -> Tiles:
         num_experts=num_experts,
         chunk=_CHUNK,
         rows=rows_placed,
-        num_warps=1,
+        num_warps=2,
     )
     bound = num_heads * per_head // rows + num_flat
     tile_expert, start, stop = torch.empty(3, bound, dtype=torch.int32, device=device)
