@@ -44,10 +44,16 @@ def routed_experts(name: str, x_LGD: Tensor, routes: Routes, weights: ExpertWeig
     for first in range(0, num_heads if length else 0, step):
         heads = slice(first, min(first + step, num_heads))
         flat = slice(heads.start * num_experts, heads.stop * num_experts)
-        own = Routes(routes.experts[heads], routes.weights[heads])
+        own = Routes(*(r[heads].contiguous() for r in routes))
         tiles = sort_into_tiles(own.experts, num_experts, _TILE_ROWS)
         results = x_LGD.new_empty(own.experts.numel(), x_LGD.shape[2])
-        run(x_LGD[:, heads], own.weights, ExpertWeights(*(w[flat] for w in weights)), tiles, results)
+        run(
+            x_LGD[:, heads],
+            own.weights,
+            ExpertWeights(*(w[flat].contiguous() for w in weights)),
+            tiles,
+            results,
+        )
         sum_slots(results, out[:, heads], top_k)
     return out
 
