@@ -4,7 +4,7 @@ BIN := .venv/bin
 N ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 
-.PHONY: help setup fmt lint types arch test test-service test-multiprocess test-chaos bench-webhooks demo up worker migrate
+.PHONY: help setup fmt lint types arch test test-service test-multiprocess test-chaos test-mutants bench-api bench-webhooks demo up worker migrate
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 22
@@ -36,8 +36,14 @@ test-multiprocess: ## tests with several processes
 test-chaos: ## kills and outages, the short form
 	$(PYTEST) tests/chaos
 
+bench-api: ## time submits, polls, lists, streams and stops of the api (minutes; exit 1 where a number is missing)
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.api
+
 bench-webhooks: ## T-13 and T-14: flaky, dead and fast receivers; exit 1 where a target is missed
 	$(PY) -m benchmarks.webhooks
+
+test-mutants: ## plant one break per rule and see each caught (minutes, in no tier)
+	OMP_NUM_THREADS=1 $(PY) -m tests.mutants.run
 
 demo: ## install, start the farm, render one clip, write the mp4, stop
 	./magi2-farm demo

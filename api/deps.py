@@ -20,8 +20,9 @@ from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from api.body import BodyRules
-from farm.clock import now
+from farm.clock import monotonic_s, now
 from farm.db.session import async_unit_of_work, make_async_engine
+from farm.groups import live_profiles
 from farm.jobs.estimates import Estimator
 from farm.limits import RateLimiter
 from farm.profiles import Profiles, load_profiles
@@ -37,6 +38,7 @@ STORE_THREADS = 16
 STORE_TIMEOUT_S = 60.0
 REDIS_TIMEOUT_S = 1.0
 QUICK_TIMEOUT_S = 0.25
+KEEP_LIVE_S = 1.0
 
 
 def _never() -> bool:
@@ -68,6 +70,9 @@ class Services:
     )
     # Of its own, so that a store which hangs holds up nothing but what needs it.
     store_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(STORE_THREADS, "store"))
+    keep_live_s: float = KEEP_LIVE_S
+    _live: set[str] = field(default_factory=set)
+    _live_until_s: float = 0.0
     # Set by the server: from its first stop signal on, waiting requests must answer at once.
     is_stopping: Callable[[], bool] = _never
 
@@ -81,6 +86,13 @@ class Services:
         async with self.engine.connect() as conn:
             await conn.execution_options(isolation_level="AUTOCOMMIT")
             return await conn.run_sync(query, *arguments)
+
+    async def live_profiles(self) -> set[str]:
+        """Return the profiles that are served, as of a moment ago."""
+        if self._live_until_s <= monotonic_s():
+            self._live = await self.look(live_profiles)
+            self._live_until_s = monotonic_s() + self.keep_live_s
+        return self._live
 
     async def in_store(self, call: Callable[..., T], *arguments: Any) -> T:
         """Run a blocking call of the object store in a thread.

@@ -21,7 +21,6 @@ from api.webhook_targets import refusal_of
 from farm.accounts import Principal
 from farm.assets import get_image, keep_image
 from farm.errors import InvalidFieldError, NotFoundError, ScopeError
-from farm.groups import live_profiles
 from farm.images import NormalisedImage
 from farm.jobs.estimates import Estimator
 from farm.jobs.job import NewAsset
@@ -174,7 +173,7 @@ async def resolve_profile(services: Services, name: str) -> Profile:
     Raises:
         RefusedError: There is none of that name.
     """
-    live = await services.look(live_profiles)
+    live = await services.live_profiles()
     try:
         return services.profiles.resolve(name, live)
     except InvalidFieldError as exc:
@@ -184,7 +183,7 @@ async def resolve_profile(services: Services, name: str) -> Profile:
 async def _resolve_profile(services: Services, members: Members) -> tuple[Profile, list[Problem]]:
     """Return the profile that the request is for; for an unknown one, the default's limits check the rest."""
     profiles = services.profiles
-    live = await services.look(live_profiles)
+    live = await services.live_profiles()
     try:
         profile = profiles.resolve(members.profile, live)
     except InvalidFieldError as exc:

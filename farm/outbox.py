@@ -7,7 +7,7 @@ A row may be published twice, never not at all; order is not promised.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, delete, func, insert, or_, select, update
+from sqlalchemy import CTE, ColumnElement, Connection, Engine, Row, delete, func, insert, or_, select, update
 
 from farm.clock import db_after, db_now, db_seconds
 from farm.db.session import unit_of_work
@@ -28,9 +28,14 @@ class PublishError(Exception):
 
 def enqueue_doorbell(conn: Connection, job_id: str, profile: str) -> None:
     """Ask for a doorbell in the caller's transaction, and wake the relays at its commit."""
+    row, notice = doorbell(job_id, profile)
+    conn.execute(select(notice).add_cte(row))
+
+
+def doorbell(job_id: str, profile: str) -> tuple[CTE, ColumnElement[None]]:
+    """Return the same as parts of another statement: the row to add, and what to select."""
     payload = {"job_id": job_id, "profile": profile}
-    row = insert(outbox).values(topic=DOORBELL, payload=payload).returning(outbox.c.id).cte("row")
-    conn.execute(select(func.pg_notify(CHANNEL, "")).select_from(row))
+    return insert(outbox).values(topic=DOORBELL, payload=payload).cte("doorbell"), func.pg_notify(CHANNEL, "")
 
 
 def relay_once(engine: Engine, publish: Publish) -> int:

@@ -16,7 +16,7 @@ from farm.groups import FRESH_S
 from farm.jobs.job import Job
 from farm.jobs.states import ACTIVE, State
 
-MAX_POSITION = 10_000  # nobody needs to know more exactly
+MAX_POSITION = 1_000  # nobody needs to know more exactly, and each place costs a row
 NUM_SAMPLES = 20
 KEEP_S = 3.0  # a poll storm asks for the same numbers again and again
 
@@ -139,8 +139,6 @@ class Estimator:
         until_s, pace = self._paces.get((profile, tier), (0.0, None))
         if until_s <= self._clock():
             pace = measure_pace(conn, profile, tier)
-            if pace is None:
-                return None  # not remembered: the first clip that ends is news
             self._paces[profile, tier] = (self._clock() + self._keep_s, pace)
         return None if pace is None else pace.clip_s(steps)
 

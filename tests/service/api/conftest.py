@@ -24,6 +24,7 @@ from farm.clock import now
 from farm.db.session import unit_of_work
 from farm.groups import Group, heartbeat, register
 from farm.jobs.claim import claim
+from farm.jobs.estimates import Estimator
 from farm.jobs.job import Claimed, NewAsset
 from farm.jobs.lifecycle import Result, mark_running, mark_uploading, succeed
 from farm.settings import Settings
@@ -66,6 +67,8 @@ class Farm:
     async def client(self, *, key: str | None = None, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
         """Give a client of an application with other settings."""
         app = create_app(self.settings.model_copy(update=changes), resolver=resolver)
+        # What is remembered for a moment would have to be waited for.
+        app.state.services.estimator, app.state.services.keep_live_s = Estimator(keep_s=0), 0.0
         transport = httpx.ASGITransport(app, raise_app_exceptions=True)
         headers = {"Authorization": f"Bearer {key or self.key}"}
         async with (

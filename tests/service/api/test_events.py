@@ -146,10 +146,12 @@ def test_account_stream_tells_states_of_all_its_videos_and_of_no_other(
 ) -> None:
     before = submit(api)
     reader = read("/v1/events")
-    stranger = {"Authorization": f"Bearer {farm.new_key('other')}"}
-    api.post("/v1/videos", json=SUBMIT, headers=stranger)
+    key = farm.new_key("other")
+    other, stranger = read("/v1/events", key=key), {"Authorization": f"Bearer {key}"}
+    theirs = api.post("/v1/videos", json=SUBMIT, headers=stranger)
     mine = submit(api)
     first = reader.next()
+    assert other.next()[2]["id"] == theirs.json()["id"]
     reader.close()
     api.post(f"/v1/videos/{before}/cancel")
     again = read("/v1/events", **{"Last-Event-ID": str(first[1])})

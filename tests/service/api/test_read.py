@@ -269,7 +269,7 @@ class TestList:
             "state=done",
             "status=done",
             "page=2",
-            "batch_id=batch_1",
+            "batch_id=a&batch_id=b",
             "user=a&user=b",
             "user=%00",
             "metadata[a%00]=b",

@@ -1,0 +1,1 @@
+"""Breaks that are planted to see whether the tests catch them."""
