@@ -76,7 +76,7 @@ def test_stale_pid_file_of_another_program_is_removed(open_directory: Path) -> N
     first = PostgresServer(open_directory, os.environ, password="pw", is_disposable=True)
     first.wait_ready()
     first.child.kill()
-    pid_file = next(path for path in open_directory.rglob("postmaster.pid"))
+    pid_file = first.child.spec.cwd / "postmaster.pid"
     lines = pid_file.read_text().split("\n")
     # This very process stands for a program that got the dead server's number.
     pid_file.write_text("\n".join([str(os.getpid()), *lines[1:]]))
