@@ -165,7 +165,7 @@ def _lay_out(directory: Path, binary: Path) -> _Layout:
     data = directory / "data"
     if _is_open_to_all(binary) and _is_open_to_all(directory):
         return _Layout(binary, data, UNPRIVILEGED_USER)
-    shelter = _shelter(directory)
+    shelter = _make_shelter(directory)
     if not _is_open_to_all(binary):
         binary = _copy_installation(installation, shelter) / "bin" / binary.name
     return _Layout(binary, shelter / "data", UNPRIVILEGED_USER, shelter)
@@ -176,9 +176,14 @@ def _is_open_to_all(path: Path) -> bool:
     return all(step.stat().st_mode & stat.S_IXOTH for step in (path, *path.parents))
 
 
-def _shelter(directory: Path) -> Path:
+def shelter_of(directory: Path) -> Path:
+    """Return where data goes for a folder that `nobody` may not enter."""
     digest = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
-    shelter = _SHELTERS / f"magi2-farm-{digest}"
+    return _SHELTERS / f"magi2-farm-{digest}"
+
+
+def _make_shelter(directory: Path) -> Path:
+    shelter = shelter_of(directory)
     shelter.mkdir(mode=0o755, exist_ok=True)
     shelter.chmod(0o755)
     if shelter.is_symlink() or shelter.stat().st_uid != 0:

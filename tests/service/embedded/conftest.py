@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from farm.embedded.postgres import shelter_of
+
 
 @contextmanager
 def opened_directory() -> Iterator[Path]:
@@ -17,6 +19,8 @@ def opened_directory() -> Iterator[Path]:
     try:
         yield directory
     finally:
+        # Where the programs themselves lie in a closed folder, the data went elsewhere all the same.
+        shutil.rmtree(shelter_of(directory / "state" / "postgres"), ignore_errors=True)
         shutil.rmtree(directory)
 
 
