@@ -8,14 +8,27 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from farm.commands import bucket, config, database, demo, doctor, export, jobs, roles, submit, test, up
+from farm.commands import (
+    bucket,
+    config,
+    database,
+    demo,
+    doctor,
+    export,
+    jobs,
+    roles,
+    service,
+    submit,
+    test,
+    up,
+)
 from farm.commands.console import note
 from farm.commands.exits import CommandError, Exit
 from farm.embedded.process import EmbeddedError
 from farm.errors import FarmError, SettingsError
 from farm.storage import StorageError
 
-COMMANDS = (demo, up, test, submit, jobs, roles, database, bucket, config, doctor, export)
+COMMANDS = (demo, up, test, submit, jobs, service, roles, database, bucket, config, doctor, export)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -4,6 +4,7 @@ URL and key come from the command line or, by default, from the state folder of 
 `CommandError` with the exit code of their kind. It retries only reads, and only while it waits for a job.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from farm.embedded.state import Access
 
 TIMEOUT_S = 30.0
 POLL_S = 0.25
+STREAM_SILENCE_S = 45.0  # three of the farm's pings
 FINAL_STATUSES = frozenset({"completed", "failed"})
 Video = dict[str, Any]
 
@@ -60,6 +62,37 @@ class FarmClient:
     def cancel(self, job_id: str) -> Video:
         """Ask for the end of a job."""
         return self._json("POST", f"/v1/videos/{job_id}/cancel")
+
+    def retry(self, job_id: str, changes: Mapping[str, Any]) -> Video:
+        """Queue a job that did not succeed again."""
+        return self._json("POST", f"/v1/videos/{job_id}/retry", json=dict(changes))
+
+    def read(self, path: str, **query: Any) -> dict[str, Any]:
+        """Return what a path of the API answers."""
+        return self._json(
+            "GET", path, params={name: value for name, value in query.items() if value is not None}
+        )
+
+    def act(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Post to a path of the API and return what it answers."""
+        return self._json("POST", path, json=dict(body or {}))
+
+    def events(self, job_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Follow the event stream of a job: the name and the data of each event, until the farm ends it."""
+        path = f"/v1/videos/{job_id}/events"
+        timeout = httpx.Timeout(TIMEOUT_S, read=STREAM_SILENCE_S)
+        with self._typed_errors(), self._http.stream("GET", path, timeout=timeout) as answer:
+            if answer.is_error:
+                answer.read()
+            _raise_for(answer)
+            fields: dict[str, str] = {}
+            for line in answer.iter_lines():
+                name, _, value = line.partition(": ")
+                if line:
+                    fields[name] = value
+                elif "event" in fields:
+                    yield fields["event"], json.loads(fields["data"])
+                    fields = {}
 
     def wait(
         self,
