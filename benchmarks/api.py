@@ -51,7 +51,7 @@ TERMINAL_ROWS = """
     SELECT 'video_0' || lpad(to_hex(n), 25, '0'), :account, 'canceled', 'tiny-cpu', 'a fox',
         CAST(:params AS jsonb), 1, 'x', n, 4,
         now(), 86400, 900, 3600, now(), now() - n * interval '1 second', now()
-    FROM generate_series(:first, :last) n
+    FROM generate_series(CAST(:first AS integer), CAST(:last AS integer)) n
 """
 
 
@@ -64,7 +64,7 @@ class Bench:
         variables = variables | {"FARM_API_PORT": str(self.port)}
         self.environment = environment(None) | variables
         self.settings = load_settings(None, overrides=variables)
-        self.engine = make_engine(self.settings, application="bench")
+        self.engine = make_engine(self.settings, application="ticker")  # for its longer time-out
         self.process: subprocess.Popen[bytes] | None = None
         schema.upgrade(self.engine)
         self.account_id, self.key = self.new_account("bench")
@@ -217,7 +217,7 @@ def polls(bench: Bench, options: argparse.Namespace) -> list[dict[str, Any]]:
 def lists(bench: Bench, options: argparse.Namespace) -> list[dict[str, Any]]:
     account_id, key = bench.new_account("many")
     params = bench.sql("SELECT params::text FROM job LIMIT 1")[0][0]
-    chunk = 20_000
+    chunk = 5_000
     for first in range(0, options.rows, chunk):
         bench.sql(
             TERMINAL_ROWS,

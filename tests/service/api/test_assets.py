@@ -1,7 +1,13 @@
 """Assets: one row and one object per picture and account, shared by videos; and reuse of finished videos."""
 
+import io
+import struct
+import zlib
+from typing import Any
+
 import httpx
 import pytest
+from PIL import Image
 
 from tests.service.api.conftest import SUBMIT, Farm, image_bytes
 
@@ -131,3 +137,51 @@ async def test_only_an_identical_request_of_the_same_account_is_reused(
         await client.post("/v1/videos", json=EXACT, headers=stranger),
     ]
     assert {answer.json()["status"] for answer in answers} == {"queued"}
+
+
+def picture(mode: str, size: tuple[int, int], kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.new(mode, size).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def rotated() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees
+    return picture("RGB", (96, 64), "JPEG", exif=exif)
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def bomb(width: int, height: int) -> bytes:
+    """Return a PNG that promises a size and has next to no pixels."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = chunk(b"IDAT", zlib.compress(b"\0"))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + pixels + chunk(b"IEND", b"")
+
+
+FRAMES = {"save_all": True, "append_images": [Image.new("RGB", (64, 64), "red")]}
+INTAKE = [
+    ("16 bit", picture("I;16", (64, 48), "PNG"), 200, (64, 48)),
+    ("CMYK", picture("CMYK", (64, 48), "JPEG"), 200, (64, 48)),
+    ("EXIF", rotated(), 200, (64, 96)),
+    ("truncated", picture("RGB", (64, 64), "PNG")[:60], 400, "invalid_image"),
+    ("animated", picture("RGB", (64, 64), "WEBP", **FRAMES), 400, "invalid_image"),
+    ("one pixel", picture("RGB", (1, 1), "PNG"), 400, "invalid_image"),
+    ("20,000 pixels", bomb(20_000, 20_000), 413, "image_too_large"),
+    ("many pixels", bomb(16_000, 16_000), 413, "image_too_large"),
+    ("20 MiB", b"\x89PNG\r\n\x1a\n" + bytes(20 * 2**20), 413, "image_too_large"),
+]
+
+
+@pytest.mark.req("F-22")
+async def test_every_odd_picture_has_its_documented_answer(client: httpx.AsyncClient) -> None:
+    found = {}
+    for name, data, _, _ in INTAKE:
+        answer = await upload(client, data)
+        body = answer.json()
+        told = (body["width"], body["height"]) if answer.status_code == 200 else body["code"]
+        found[name] = (answer.status_code, told)
+    assert found == {name: (status, told) for name, _, status, told in INTAKE}
