@@ -238,6 +238,8 @@ def _read_reuse(reader: _Reader) -> str:
 def _read_reference(reader: _Reader) -> tuple[str | None, str | None]:
     """Read the object form of the image: its bytes in a data: URL, or an asset of this account."""
     example = '{"image_url": "data:image/png;base64,..."}'
+    is_given = reader.given.get("input_reference") is not None
+    before = len(reader.problems)
     given = reader.object("input_reference", example)
     for name in given.keys() - {"image_url", *_ASSET_NAMES}:
         remedy = "send a file, image_url with a data: URL, or asset_id"
@@ -257,6 +259,9 @@ def _read_reference(reader: _Reader) -> tuple[str | None, str | None]:
         reader.refuse("input_reference.asset_id", "asset_id must be a text such as asset_01...")
         return None, None
     if url is None:
+        if is_given and len(reader.problems) == before:  # else the clip would be rendered without the image
+            remedy = f"input_reference names no image; leave it out, or send {example}"
+            reader.refuse("input_reference", remedy)
         return None, None
     if isinstance(url, str) and url[:5].lower() == "data:":
         return url, None

@@ -134,6 +134,13 @@ def test_reference_is_never_something_to_open(value: object) -> None:
     assert problems
 
 
+@pytest.mark.parametrize("value", [{}, "{}", {"image_url": None}, {"asset_id": None}])
+def test_reference_that_names_no_image_is_refused(value: object) -> None:
+    problem = refused(input_reference=value)
+    assert (problem.field, problem.code) == ("input_reference", "invalid_field")
+    assert "names no image" in problem.message
+
+
 @pytest.mark.parametrize("wrap", [lambda value: value, json.dumps])
 def test_reference_may_be_a_data_url(wrap: Any) -> None:
     url = "data:image/png;base64,AA=="
