@@ -193,7 +193,7 @@ def activate(x: Tensor) -> Tensor:
 
 
 def read_streams(s_LSC: Tensor, weights: mhc.MixingWeights, gates: mhc.Gates, into_LC: Tensor) -> None:
-    """Run `kernels.mhc.gates` and `kernels.mhc.pre_mix`.
+    """Run `kernels.mhc.gates`, always the definition, and `kernels.mhc.pre_mix`.
 
     Args:
         s_LSC: Streams of tokens of one modality.
@@ -202,16 +202,16 @@ def read_streams(s_LSC: Tensor, weights: mhc.MixingWeights, gates: mhc.Gates, in
         into_LC: Dense, written: what the half layer reads.
     """
     name = choose_streams(_setting(s_LSC), s_LSC.shape[1], s_LSC.shape[2])
+    _ran["mhc_gates"].add("torch")
     _ran["mhc"].add(name)
+    for kept, new in zip(gates, mhc.gates(s_LSC, weights), strict=True):
+        kept.copy_(new)
     if name == "torch":
-        for kept, new in zip(gates, mhc.gates(s_LSC, weights), strict=True):
-            kept.copy_(new)
         into_LC.copy_(mhc.pre_mix(s_LSC, gates.pre))
         return
     # Only CUDA processes pay for this import.
     from kernels.gpu import streams
 
-    streams.gates(s_LSC, weights, gates)
     streams.pre_mix(s_LSC, gates.pre, into_LC)
 
 

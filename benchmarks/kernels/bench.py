@@ -183,11 +183,6 @@ def bench_streams(report: Report, bandwidth: float) -> None:
         draw(4 * WIDTH, scale=0.2, dtype=torch.float32), draw(4 * WIDTH, 24, dtype=torch.float32), *small
     )
     want = mhc.Gates(*(t.contiguous() for t in mhc.gates(s, weights)))
-    into = mhc.Gates(*(torch.full_like(t, float("nan")) for t in want))
-    streams.gates(s, weights, into)
-    error = max(relative(a, b) for a, b in zip(into, want, strict=True))
-    gates_ms = median_ms(lambda: streams.gates(s, weights, into))
-    rate(report, "mhc gates", gates_ms, s.nbytes, bandwidth, error=error)
     rate(report, "mhc gates, torch", median_ms(lambda: mhc.gates(s, weights), repeats=5), s.nbytes, bandwidth)
     x = torch.full((TOKENS, WIDTH), float("nan"), dtype=s.dtype, device="cuda")
     streams.pre_mix(s, want.pre, x)
@@ -216,7 +211,6 @@ def bench_streams(report: Report, bandwidth: float) -> None:
         num_bytes,
         bandwidth,
     )
-    rate(report, "mhc pair: post, gates, pre", gates_ms + pre_ms + post_ms, num_bytes + x.nbytes, bandwidth)
 
 
 def bench_pointwise(report: Report, bandwidth: float) -> None:

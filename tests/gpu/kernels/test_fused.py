@@ -82,13 +82,6 @@ def mixing_weights(width: int) -> mhc.MixingWeights:
 def test_streams(length: int, width: int) -> None:
     s, out, weights = draw(length, 4, width), draw(length, width), mixing_weights(width)
     want = mhc.Gates(*(g.contiguous() for g in mhc.gates(s, weights)))
-    runs = []
-    for _ in range(2):
-        gates = mhc.Gates(poison(length, 4), poison(length, 4), poison(length, 4, 4))
-        streams.gates(s, weights, gates)
-        runs.append(gates)
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-    assert all(relative(a, b) <= ROUNDED for a, b in zip(runs[0], want, strict=True))
     x = poison(length, width)
     streams.pre_mix(s, want.pre, x)
     assert relative(x, mhc.pre_mix(s, want.pre)) <= ROUNDED
@@ -190,10 +183,14 @@ def test_offsets_beyond_two_to_the_31() -> None:
     s = torch.randn(77, 4, width, device="cuda").bfloat16().repeat(length // 77 + 1, 1, 1)[:length]
     out, weights = draw(length, width), mixing_weights(width)
     assert s.numel() > 2**31
-    gates = mhc.Gates(poison(length, 4), poison(length, 4), poison(length, 4, 4))
-    streams.gates(s, weights, gates)
     want = mhc.gates(s[tail], weights)
-    assert all(relative(a[tail], b) <= ROUNDED for a, b in zip(gates, want, strict=True))
+    # The tail repeats the first 77 tokens, and so does every stretch before it.
+    gates = mhc.Gates(
+        *(
+            g.repeat(length // 77 + 1, *([1] * (g.ndim - 1)))[:length].contiguous()
+            for g in mhc.gates(s[:77], weights)
+        )
+    )
     x = poison(length, width)
     streams.pre_mix(s, gates.pre, x)
     assert relative(x[tail], mhc.pre_mix(s[tail], want.pre)) <= ROUNDED

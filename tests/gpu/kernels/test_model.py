@@ -56,6 +56,7 @@ def test_fused_kernels_ran_and_change_only_rounding(
     assert dispatch.report() == {
         "attention": ("cudnn",),
         "mhc": ("triton",),
+        "mhc_gates": ("torch",),
         "qk_norm_rope": ("triton",),
         "rms_norm": ("triton",),
         "route": ("triton",),

@@ -128,6 +128,7 @@ def test_every_operation_of_the_model_goes_through_the_dispatcher() -> None:
     assert dispatch.report() == {
         "attention": ("sdpa_cpu",),
         "mhc": ("torch",),
+        "mhc_gates": ("torch",),
         "qk_norm_rope": ("torch",),
         "rms_norm": ("torch",),
         "route": ("torch",),
