@@ -45,6 +45,9 @@ bench-webhooks: ## T-13 and T-14: flaky, dead and fast receivers; exit 1 where a
 test-mutants: ## plant one break per rule and see each caught (minutes, in no tier)
 	OMP_NUM_THREADS=1 $(PY) -m tests.mutants.run
 
+test-gpu: ## tests on one CUDA device
+	$(PY) -m pytest tests/gpu
+
 demo: ## install, start the farm, render one clip, write the mp4, stop
 	./magi2-farm demo
 
