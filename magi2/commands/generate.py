@@ -110,7 +110,7 @@ def _read(arguments: argparse.Namespace) -> _Job:
     layout = _layout(arguments, root, launch)
     engine = EngineConfig(
         checkpoint=root,
-        device=arguments.device or _default_device(launch),
+        device=_device(arguments.device, launch),
         dtype=arguments.dtype,
         deterministic=deterministic,
     )
@@ -167,13 +167,23 @@ def _read_images(paths: list[Path]) -> tuple[list[bytes], list[ImageFacts], list
     return images, facts, problems
 
 
-def _default_device(launch: Launch) -> str:
+def _device(given: str | None, launch: Launch) -> str:
+    """Return the device to compute on: the one that was named, or the rank's own.
+
+    Raises:
+        InvalidInput: The machine has no such device.
+    """
     # Imported here: --help and a refused request do not wait for torch.
     import torch
 
-    if not torch.cuda.is_available():
-        return "cpu"
-    return "cuda" if launch.world == 1 else f"cuda:{launch.local_rank}"
+    found = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if given is None and len(found) > 1:
+        return "cuda" if launch.world == 1 else f"cuda:{launch.local_rank}"
+    device = given or "cpu"
+    if device not in found and not (device == "cuda" and len(found) > 1):
+        text = f"--device {device}: torch finds no such device here; use {' or '.join(found)}"
+        raise InvalidInput([Problem("device", "device", text)])
+    return device
 
 
 def _with_one_seed(job: _Job, groups: Groups) -> _Job:

@@ -95,6 +95,14 @@ def test_checkpoint_must_be_named_somewhere(magi2: Callable) -> None:
     assert "MAGI2_CKPT_ROOT" in outcome.err
 
 
+@pytest.mark.parametrize("device", ["banana", "cuda:99"])
+def test_device_that_is_not_there_is_named_in_one_line(magi2: Callable, tiny_root: Path, device: str) -> None:
+    outcome = magi2(*ENOUGH, "--checkpoint", tiny_root, "--device", device)
+    assert outcome.code == 2
+    assert f"--device {device}: torch finds no such device here; use cpu" in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
 def test_checkpoint_that_does_not_fit_is_reported_whole_with_exit_1(magi2: Callable, tmp_path: Path) -> None:
     outcome = magi2(*ENOUGH, "--checkpoint", tmp_path, "--output", tmp_path / "clip.mp4")
     assert outcome.code == 1
