@@ -4,7 +4,7 @@ BIN := .venv/bin
 N ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 
-.PHONY: help setup fmt lint types arch test test-service test-multiprocess test-chaos test-mutants bench-api bench-webhooks demo up worker migrate
+.PHONY: help setup fmt lint types arch test test-service test-multiprocess test-chaos test-gpu test-mutants bench-api bench-webhooks demo up worker migrate
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 22

@@ -57,6 +57,7 @@ def test_wait_ends_with_the_video_with_and_without_a_stream(
 ) -> None:
     video = client.submit("a fox", **FIELDS)
     if not has_stream:
+        monkeypatch.setattr("magi2_client.client.LONG_POLL_S", 0)
         monkeypatch.setattr(client, "_events", lambda *_: iter(()))
     seen = []
 
