@@ -341,6 +341,9 @@ def test_stopped_rank_of_an_idle_group_does_not_answer(make_group):
     group = make_group(times=replace(QUICK, ping_s=0.5))
     group.start()
     os.kill(group.pids[1], signal.SIGSTOP)
+    # A stop takes hold when the process is next scheduled; until then it may still answer.
+    stat = Path(f"/proc/{group.pids[1]}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the rank having stopped")
     assert not group.answers()
 
 
