@@ -155,7 +155,7 @@ def test_every_kind_leads_along_an_edge_of_an_active_job(kind):
 
 
 def test_errors_of_operators_never_reach_the_user():
-    action = outcome(FailureKind.ENGINE_ERROR, running_job(engine_errors=1), detail={"log": "/root/secret"})
+    action = outcome(FailureKind.ENGINE_ERROR, running_job(engine_errors=1), detail={"log": "/srv/secret"})
     assert "secret" not in str(action.error)
 
 
