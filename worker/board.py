@@ -7,6 +7,7 @@ A run is named by a token; what carries another token is stale and dropped. The 
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,13 +27,18 @@ class WorkReport:
     total: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Crash:
-    """The first failure outside the typed errors, and what is known of it."""
+    """A rank's first failure outside the typed errors, and what is known of it.
+
+    `at_s` is its moment on the host's monotonic clock: the rank's own where it said why, the reader's where
+    the process just ended.
+    """
 
     rank: int
     message: str
     details: dict[str, Any]
+    at_s: float
 
 
 @dataclass
@@ -57,7 +63,7 @@ class RankBoard:
         self._watches = [RankWatch(now, phase="load") for _ in range(world)]
         self._fingerprints: dict[int, dict[str, str]] = {}
         self._pongs: dict[int, int] = {}
-        self._crash: Crash | None = None
+        self._crashes: dict[int, Crash] = {}
         self._run: Run | None = None
         self._load_news: WorkReport | None = None
 
@@ -65,7 +71,7 @@ class RankBoard:
     def is_loaded(self) -> bool:
         """Tell whether all ranks are loaded and none has failed."""
         with self._changed:
-            return len(self._fingerprints) == len(self._watches) and self._crash is None
+            return len(self._fingerprints) == len(self._watches) and not self._crashes
 
     @property
     def fingerprint(self) -> dict[str, str]:
@@ -75,9 +81,9 @@ class RankBoard:
 
     @property
     def crash(self) -> Crash | None:
-        """The first failure, if any."""
+        """The failure that was noted first, if any."""
         with self._changed:
-            return self._crash
+            return next(iter(self._crashes.values()), None)
 
     @property
     def median_step_s(self) -> float:
@@ -90,11 +96,11 @@ class RankBoard:
         with self._changed:
             self._changed.wait(timeout_s)
 
-    def wait_for_crash(self, timeout_s: float) -> Crash | None:
-        """Wait until a failure is known, and return it."""
+    def wait_for_crashes(self, count: int, timeout_s: float) -> list[Crash]:
+        """Wait until this many ranks have failed or time is up; return the failures as they were noted."""
         with self._changed:
-            self._changed.wait_for(lambda: self._crash is not None, timeout=timeout_s)
-            return self._crash
+            self._changed.wait_for(lambda: len(self._crashes) >= count, timeout=timeout_s)
+            return list(self._crashes.values())
 
     def have_answered(self, number: int) -> bool:
         """Tell whether all ranks have answered this ping."""
@@ -123,7 +129,7 @@ class RankBoard:
         """Return the newest report (once), the outcomes if rank 0 has sent them, and whether all is said."""
         with self._changed:
             news, run.news = run.news, None
-            is_over = len(run.done) == len(self._watches) or self._crash is not None
+            is_over = len(run.done) == len(self._watches) or bool(self._crashes)
             return news, run.outcomes, is_over
 
     def stall(self, limits: StallLimits, *, on_cpu: bool) -> str | None:
@@ -162,8 +168,10 @@ class RankBoard:
         elif kind == protocol.PONG:
             self._pongs[rank] = message["n"]
         elif kind == protocol.CRASH:
-            details = {name: value for name, value in message.items() if name not in {"type", "message"}}
-            self._note_crash(rank, str(message["message"]), details)
+            details = {
+                name: value for name, value in message.items() if name not in {"type", "message", "at_s"}
+            }
+            self._note_crash(rank, str(message["message"]), details, at_s=message.get("at_s"))
         elif kind == protocol.PROGRESS:
             self._take_progress(rank, message)
         elif kind in {protocol.RESULT, protocol.DONE}:
@@ -197,11 +205,23 @@ class RankBoard:
             if isinstance(outcome, EngineFault) and not isinstance(outcome, InvalidInput | Stopped):
                 run.fault = outcome
 
-    def _note_crash(self, rank: int, message: str, details: dict[str, Any]) -> None:
-        if self._crash is None:
+    def _note_crash(
+        self, rank: int, message: str, details: dict[str, Any], at_s: float | None = None
+    ) -> None:
+        if rank not in self._crashes:
             watch = self._watches[rank]
-            place = {"phase": watch.phase, "step": watch.step}
-            self._crash = Crash(rank, message, {"rank": rank, **place, **details})
+            evidence = {"rank": rank, "phase": watch.phase, "step": watch.step, **details}
+            moment_s = time.monotonic() if at_s is None else float(at_s)
+            self._crashes[rank] = Crash(rank, message, evidence, moment_s)
+
+
+def first_cause(failures: Mapping[Crash, int | None]) -> Crash:
+    """Return the failure that made the others, of those that came close together, given their exit statuses.
+
+    A rank that lost its peer says so and leaves; its word may arrive before the news of the peer. So a rank
+    that ended without a word comes before all that said why, and among equals the earlier goes first.
+    """
+    return min(failures, key=lambda crash: (failures[crash] == protocol.CRASH_EXIT_CODE, crash.at_s))
 
 
 def _outcome_of(wire: Message) -> Outcome:

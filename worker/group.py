@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from worker import protocol
-from worker.board import RankBoard, Run, WorkReport
+from worker.board import Crash, RankBoard, Run, WorkReport, first_cause
 from worker.devices import free_port, rank_environment
 from worker.engine_api import LoadSpec, Outcome, OutOfMemory, RenderRequest, Stopped
 from worker.liveness import StallLimits
@@ -332,15 +332,29 @@ class GpuGroup:
         """Collect the evidence, kill what is left of the group, and return the error to raise."""
         message, evidence = str(error), dict(getattr(error, "evidence", {}))
         # A pipe that nobody reads any more is noticed before the end of the process is.
-        crash = board.wait_for_crash(CRASH_NEWS_S) if isinstance(error, ProtocolError) else board.crash
-        if crash is not None:
-            exit_code = self._exit_code(self._ranks[crash.rank])
+        if isinstance(error, ProtocolError):
+            board.wait_for_crashes(1, CRASH_NEWS_S)
+        cause = self._first_cause(board)
+        if cause is not None:
+            crash, exit_code = cause
             evidence = {**crash.details, "exit_code": exit_code}
             message = f"rank {crash.rank}: {crash.message} (exit code {exit_code})"
         ranks = list(self._ranks)
         self.kill()
         evidence["log"] = {str(rank.spec.rank): rank.tail() for rank in ranks}
         return GroupCrashError(message, evidence)
+
+    def _first_cause(self, board: RankBoard) -> tuple[Crash, int | None] | None:
+        """Name the rank whose failure came first, and its exit status; others get a moment to be heard."""
+        first = board.crash
+        if first is None:
+            return None
+        if self._exit_code(self._ranks[first.rank]) == protocol.CRASH_EXIT_CODE:
+            board.wait_for_crashes(len(self._ranks), CRASH_NEWS_S)
+        crashes = board.wait_for_crashes(1, 0)
+        failures = {crash: self._exit_code(self._ranks[crash.rank]) for crash in crashes}
+        cause = first_cause(failures)
+        return cause, failures[cause]
 
     def _exit_code(self, rank: RankProcess) -> int | None:
         """Return the status of a rank whose pipe has ended; its end follows within moments."""

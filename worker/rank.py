@@ -16,6 +16,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -192,6 +193,7 @@ class Rank:
         try:
             self._events.send(
                 protocol.CRASH,
+                at_s=time.monotonic(),
                 phase=self._meter.phase,
                 message=f"{type(error).__name__}: {error}",
                 refused=isinstance(error, LoadRefusedError | ImportError),

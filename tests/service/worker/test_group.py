@@ -361,6 +361,8 @@ def test_rank_that_does_not_read_is_a_crash_and_not_a_hang(make_group, tmp_path,
     group = make_group(world=1)
     group.start()
     os.kill(group.pids[0], signal.SIGSTOP)
+    # The signal is delivered later than `kill` returns; until then the rank goes on reading.
+    os.waitid(os.P_PID, group.pids[0], os.WSTOPPED | os.WNOWAIT)
     request = GenerationRequest(json.dumps("x" * 59_000), "272p", 1, seed=1).to_json()
     requests = [RenderRequest(f"video_{i}.e1", request, None, str(tmp_path / "x.mp4")) for i in range(4)]
     with pytest.raises(GroupCrashError, match="nothing was read"):

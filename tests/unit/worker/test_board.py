@@ -1,6 +1,6 @@
 import pytest
 
-from worker.board import RankBoard, Run
+from worker.board import RankBoard, Run, first_cause
 from worker.engine_api import EngineError, RenderResult
 from worker.liveness import StallLimits
 
@@ -40,6 +40,16 @@ def test_first_failure_is_the_one_that_is_told(board):
         "mux",
     )
     assert not board.is_loaded
+
+
+@pytest.mark.parametrize(("exit_codes", "cause"), [((70, -9), 1), ((70, 3), 1), ((-9, 70), 0), ((70, 70), 1)])
+def test_cause_is_the_silent_end_or_else_the_earliest_word(board, exit_codes, cause):
+    board.take(0, {"type": "crash", "message": "ConnectionError: a peer is gone", "at_s": 8.0})
+    board.take(1, {"type": "crash", "message": "MemoryError", "at_s": 7.0} if exit_codes[1] == 70 else None)
+    crashes = board.wait_for_crashes(2, timeout_s=0)
+    found = first_cause({crash: exit_codes[crash.rank] for crash in crashes})
+    assert (found.rank, len(crashes)) == (cause, 2)
+    assert "at_s" not in found.details
 
 
 def test_run_is_over_when_rank_0_has_answered_and_all_are_done(board):
