@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from farm.commands import (
+    admin,
     bucket,
     config,
     database,
@@ -28,7 +29,7 @@ from farm.embedded.process import EmbeddedError
 from farm.errors import FarmError, SettingsError
 from farm.storage import StorageError
 
-COMMANDS = (demo, up, test, submit, jobs, service, roles, database, bucket, config, doctor, export)
+COMMANDS = (demo, up, test, submit, jobs, service, roles, database, admin, bucket, config, doctor, export)
 
 
 def make_parser() -> argparse.ArgumentParser:

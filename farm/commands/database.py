@@ -43,7 +43,8 @@ def add_to(subcommands: Subcommands) -> None:
 
 
 @contextmanager
-def _database() -> Iterator[tuple[Engine, Settings]]:
+def database() -> Iterator[tuple[Engine, Settings]]:
+    """Give an engine on the database of the settings, and the settings."""
     settings = load_settings()
     engine = make_engine(settings, application="cli")
     try:
@@ -59,7 +60,7 @@ def _database() -> Iterator[tuple[Engine, Settings]]:
 
 def run_migrate(arguments: argparse.Namespace) -> int:
     """Upgrade, or compare the database with this code."""
-    with _database() as (engine, _):
+    with database() as (engine, _):
         if arguments.what == "upgrade":
             schema.upgrade(engine)
         with engine.connect() as conn:
@@ -71,7 +72,7 @@ def run_migrate(arguments: argparse.Namespace) -> int:
 
 def run_create(arguments: argparse.Namespace) -> int:
     """Make a key."""
-    with _database() as (engine, settings):
+    with database() as (engine, settings):
         if settings.key_pepper is None:
             raise CommandError("FARM_KEY_PEPPER is not set: keys could not be checked", Exit.USAGE)
         with unit_of_work(engine) as conn:
@@ -90,7 +91,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     """Print the keys of an account."""
     shown = select(*(api_key.c[name] for name in _COLUMNS)).order_by(api_key.c.created_at)
     of_account = shown.join(account).where(account.c.name == arguments.account)
-    with _database() as (engine, _), engine.connect() as conn:
+    with database() as (engine, _), engine.connect() as conn:
         keys = [dict(row) for row in conn.execute(of_account).mappings()]
     if arguments.json:
         result_json(keys)
@@ -101,7 +102,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 def run_revoke(arguments: argparse.Namespace) -> int:
     """Close a key."""
-    with _database() as (engine, _), unit_of_work(engine) as conn:
+    with database() as (engine, _), unit_of_work(engine) as conn:
         is_closed = revoke_key(conn, ensure_account(conn, arguments.account), arguments.id8)
     if not is_closed:
         raise CommandError(f"account {arguments.account} has no open key {arguments.id8}", Exit.USAGE)

