@@ -106,6 +106,42 @@ class NotFinishedError(FarmError):
         self.members = {"state": str(state)}
 
 
+class GroupGoneError(FarmError):
+    """The agent of the group has left; nobody would obey."""
+
+    def __init__(self, group_id: str) -> None:
+        message = f"group {group_id} is gone: its agent has left; start its worker again instead"
+        super().__init__("group_gone", 409, message)
+
+
+class ProfilePausedError(FarmError):
+    """An operator has paused the profile."""
+
+    def __init__(self, profile: str, reason: str | None) -> None:
+        why = f" ({reason})" if reason else ""
+        message = f"profile {profile} is paused{why}; ask for another profile, or wait until it is resumed"
+        super().__init__("profile_paused", 409, message)
+
+
+class ProfileFullError(FarmError):
+    """As many jobs wait for the profile as an operator allows."""
+
+    def __init__(self, profile: str, max_queued: int) -> None:
+        message = (
+            f"{max_queued} jobs are waiting for profile {profile}, which is all that may; "
+            "wait, or ask for another profile"
+        )
+        super().__init__("queue_full", 429, message, retry_after_s=10)
+
+
+class QuarantinedError(FarmError):
+    """The job is not started again until an operator releases it."""
+
+    def __init__(self, job_id: str) -> None:
+        message = f"{job_id} is in quarantine; an operator must release it before it can be retried"
+        super().__init__("not_retryable", 409, message)
+
+
 class NotRetryableError(FarmError):
     """Only a failed, canceled or expired job can be queued again."""
 

@@ -1,16 +1,37 @@
-"""Worker groups: their rows, heartbeats and which profiles are live. Leases of jobs are in `farm/jobs`."""
+"""Worker groups: their rows, heartbeats, what operators want of them, and which profiles are live.
 
+A wish is one word in the group's row, which its agent reads with every heartbeat. `paused` and no wish are
+states that last; `draining` and `leaving` end the agent, the second without waiting for its job; `restarting`
+is done once, between two jobs, and then forgotten. Leases of jobs are in `farm/jobs`.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+import structlog
+from sqlalchemy import ColumnElement, Connection, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from farm.clock import db_now, db_seconds
-from farm.db.tables import worker_group
-from farm.errors import NotFoundError
+from farm.db.tables import job, worker_group
+from farm.errors import GroupGoneError, NotFoundError
+from farm.jobs.states import ACTIVE
+
+log = structlog.get_logger(__name__)
 
 FRESH_S = 30.0
+
+
+class Wish(StrEnum):
+    """What an operator may want of a group."""
+
+    DRAINING = "draining"  # claim nothing more, finish the jobs it holds, and leave
+    LEAVING = "leaving"  # the same, but give the jobs back at once
+    PAUSED = "paused"  # claim nothing more, and stay
+    RESTARTING = "restarting"  # start its ranks anew after the jobs it holds; also ends `sick`
 
 
 @dataclass(frozen=True)
@@ -22,11 +43,49 @@ class Group:
     profile: str
     devices: str
     boot_id: str
+    deterministic: bool | None = None
+    contract_versions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class HeldJob:
+    """A job that a group works on."""
+
+    id: str
+    account_id: str
+    state: str
+    phase: str | None
+    step: int
+    steps: int
+    progress: int
+    epoch: int
+    started_at: datetime | None
+
+
+@dataclass(frozen=True)
+class GroupStatus:
+    """Everything that is known of a group; `stats` is what its agent says (`worker/health.py`)."""
+
+    id: str
+    host: str
+    profile: str
+    devices: str
+    boot_id: str
+    state: str
+    wanted_state: str | None
+    engine_fingerprint: dict[str, Any] | None
+    deterministic: bool | None
+    contract_versions: list[int]
+    stats: dict[str, Any]
+    heartbeat_at: datetime
+    started_at: datetime
+    is_live: bool
+    jobs: list[HeldJob]
 
 
 def register(conn: Connection, group: Group) -> None:
     """Write the row of an agent that starts, as `booting`; earlier wishes for it are forgotten."""
-    values = {
+    values: dict[str, Any] = {
         "host": group.host,
         "profile": group.profile,
         "devices": group.devices,
@@ -34,6 +93,9 @@ def register(conn: Connection, group: Group) -> None:
         "state": "booting",
         "wanted_state": None,
         "engine_fingerprint": None,
+        "deterministic": group.deterministic,
+        "contract_versions": list(group.contract_versions),
+        "stats": {},
         "heartbeat_at": db_now(),
         "started_at": db_now(),
     }
@@ -42,7 +104,12 @@ def register(conn: Connection, group: Group) -> None:
 
 
 def heartbeat(
-    conn: Connection, group_id: str, boot_id: str, state: str, fingerprint: dict[str, Any] | None = None
+    conn: Connection,
+    group_id: str,
+    boot_id: str,
+    state: str,
+    fingerprint: dict[str, Any] | None = None,
+    stats: Mapping[str, Any] | None = None,
 ) -> str | None:
     """Record that the agent lives and in which state; return the wanted state, if an operator set one.
 
@@ -52,6 +119,8 @@ def heartbeat(
     values: dict[str, Any] = {"state": state, "heartbeat_at": db_now()}
     if fingerprint is not None:
         values["engine_fingerprint"] = fingerprint
+    if stats is not None:
+        values["stats"] = dict(stats)
     mine = (worker_group.c.id == group_id) & (worker_group.c.boot_id == boot_id)
     changed = update(worker_group).where(mine).values(**values).returning(worker_group.c.wanted_state)
     row = conn.execute(changed).one_or_none()
@@ -66,11 +135,8 @@ def live_profiles(conn: Connection) -> set[str]:
 
     A farm whose only worker restarts must not send `auto` jobs to a profile that it never had.
     """
-    is_live = (worker_group.c.state != "gone") & (
-        worker_group.c.heartbeat_at > db_now() - db_seconds(FRESH_S)
-    )
     rows = conn.execute(
-        select(worker_group.c.profile, func.bool_or(is_live)).group_by(worker_group.c.profile)
+        select(worker_group.c.profile, func.bool_or(_is_live())).group_by(worker_group.c.profile)
     ).all()
     live = {profile for profile, is_served in rows if is_served}
     return live or {profile for profile, _ in rows}
@@ -78,10 +144,9 @@ def live_profiles(conn: Connection) -> set[str]:
 
 def live_fingerprints(conn: Connection) -> dict[str, dict[str, Any] | None]:
     """Return the profiles that some group serves right now, each with an engine's own account of itself."""
-    is_live = worker_group.c.heartbeat_at > db_now() - db_seconds(FRESH_S)
     rows = conn.execute(
         select(worker_group.c.profile, worker_group.c.engine_fingerprint)
-        .where(worker_group.c.state != "gone", is_live)
+        .where(_is_live())
         .order_by(worker_group.c.started_at)
     ).all()
     return {row.profile: row.engine_fingerprint for row in rows}
@@ -92,3 +157,80 @@ def mark_gone(conn: Connection) -> int:
     is_silent = worker_group.c.heartbeat_at < db_now() - db_seconds(FRESH_S)
     gone = update(worker_group).where(worker_group.c.state != "gone", is_silent).values(state="gone")
     return conn.execute(gone).rowcount
+
+
+def list_groups(conn: Connection, *, with_gone: bool = True) -> list[GroupStatus]:
+    """Return all groups with the jobs they hold, by profile and host; those that are gone come last."""
+    query = select(worker_group, _is_live().label("is_live"))
+    if not with_gone:
+        query = query.where(worker_group.c.state != "gone")
+    rows = (
+        conn.execute(
+            query.order_by(worker_group.c.state == "gone", *(worker_group.c[name] for name in _ORDER))
+        )
+        .mappings()
+        .all()
+    )
+    held = _held_jobs(conn, [row["id"] for row in rows])
+    return [GroupStatus(**row, jobs=held.get(row["id"], [])) for row in rows]
+
+
+def get_group(conn: Connection, group_id: str) -> GroupStatus:
+    """Return one group.
+
+    Raises:
+        NotFoundError: There is none of this id.
+    """
+    query = select(worker_group, _is_live().label("is_live")).where(worker_group.c.id == group_id)
+    row = conn.execute(query).mappings().one_or_none()
+    if row is None:
+        raise NotFoundError(f"group {group_id}")
+    return GroupStatus(**row, jobs=_held_jobs(conn, [group_id]).get(group_id, []))
+
+
+def set_wanted_state(conn: Connection, group_id: str, wanted: Wish | None, by: str) -> GroupStatus:
+    """Ask something of a group, or take back what was asked for; its agent hears of it within a heartbeat.
+
+    A drain that is taken back while the group still works is forgotten; once the agent has left, it is too
+    late. Whoever calls writes the audit log.
+
+    Raises:
+        NotFoundError: There is none of this id.
+        GroupGoneError: Its agent has left, so nobody would hear of it.
+    """
+    found = select(worker_group.c.state).where(worker_group.c.id == group_id).with_for_update()
+    state = conn.execute(found).scalar_one_or_none()
+    if state is None:
+        raise NotFoundError(f"group {group_id}")
+    if state == "gone":
+        raise GroupGoneError(group_id)
+    row = update(worker_group).where(worker_group.c.id == group_id)
+    conn.execute(row.values(wanted_state=wanted))
+    log.info("group_wish", group=group_id, wanted=wanted, by=by)
+    return get_group(conn, group_id)
+
+
+def forget_wish(conn: Connection, group_id: str, boot_id: str, wish: Wish) -> None:
+    """Take a wish back that was fulfilled, unless another one has replaced it; the agent's own act."""
+    mine = (worker_group.c.id == group_id) & (worker_group.c.boot_id == boot_id)
+    conn.execute(
+        update(worker_group).where(mine, worker_group.c.wanted_state == wish).values(wanted_state=None)
+    )
+
+
+_ORDER = ("profile", "host", "devices", "id")
+
+
+def _is_live() -> ColumnElement[bool]:
+    fresh = worker_group.c.heartbeat_at > db_now() - db_seconds(FRESH_S)
+    return (worker_group.c.state != "gone") & fresh
+
+
+def _held_jobs(conn: Connection, group_ids: Sequence[str]) -> dict[str, list[HeldJob]]:
+    columns = [job.c[name] for name in HeldJob.__dataclass_fields__]
+    query = select(job.c.group_id, *columns).where(job.c.state.in_(ACTIVE), job.c.group_id.in_(group_ids))
+    held: dict[str, list[HeldJob]] = {}
+    for row in conn.execute(query.order_by(job.c.started_at, job.c.id)).mappings():
+        values = dict(row)
+        held.setdefault(values.pop("group_id"), []).append(HeldJob(**values))
+    return held

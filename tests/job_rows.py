@@ -34,6 +34,7 @@ RUNNING = Job(
     crash_count=0,
     engine_errors=0,
     upload_failures=0,
+    crashed_waves=0,
     crash_groups=[],
     max_attempts=3,
     retry_count=0,

@@ -132,13 +132,14 @@ job = Table(
     Column("step", Integer, nullable=False, server_default="0"),
     Column("progress", SmallInteger, nullable=False, server_default="0"),
     Column("epoch", Integer, nullable=False, server_default="0"),  # the fencing token; grows for ever
-    # The budget of section 11.7; `retry` sets all seven back to zero.
+    # The budget of section 11.7; `retry` sets all eight back to zero.
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("infra_losses", Integer, nullable=False, server_default="0"),
     Column("preemptions", Integer, nullable=False, server_default="0"),
     Column("crash_count", Integer, nullable=False, server_default="0"),
     Column("engine_errors", Integer, nullable=False, server_default="0"),
     Column("upload_failures", Integer, nullable=False, server_default="0"),
+    Column("crashed_waves", Integer, nullable=False, server_default="0"),  # with neighbours; two: runs alone
     Column("crash_groups", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     Column("max_attempts", Integer, nullable=False, server_default="3"),
     Column("retry_count", Integer, nullable=False, server_default="0"),
@@ -178,6 +179,15 @@ job = Table(
     CheckConstraint("progress BETWEEN 0 AND 100", name="progress"),
     Index("ix_job_claim", "profile", "account_id", "rank_at", "id", postgresql_where=text(QUEUED_SQL)),
     Index("ix_job_rank", "profile", "rank_at", "id", postgresql_where=text(QUEUED_SQL)),
+    Index(
+        "ix_job_wave",
+        "profile",
+        "wave_key",
+        "account_id",
+        "rank_at",
+        "id",
+        postgresql_where=text(QUEUED_SQL),
+    ),
     Index("ix_job_lease", "lease_until", postgresql_where=text(ACTIVE_SQL)),
     Index("ix_job_ttl", "queue_deadline", postgresql_where=text(QUEUED_SQL)),
     Index(
@@ -215,6 +225,8 @@ job_attempt = Table(
     Column("error", JSONB),  # {code, message, detail}: for operators, never shown to a user
     Column("timings", JSONB),
     Column("peak_memory_mb", Integer),
+    Column("measured", JSONB),  # {device_memory_mb: [one a rank], host_pss_mb, num_samples}; WORKER__MEASURE
+    Column("wave_id", Text),  # of a data-parallel profile; all members of a wave share it
     Column("cleaned_at", _AT),  # objects under this epoch's keys are gone
     CheckConstraint("outcome IN ('succeeded', 'failed', 'canceled', 'requeued')", name="outcome"),
     CheckConstraint("(outcome IS NULL) = (ended_at IS NULL)", name="ended"),
@@ -224,6 +236,7 @@ job_attempt = Table(
         "ended_at",
         postgresql_where=text("uploading_at IS NOT NULL AND cleaned_at IS NULL AND outcome <> 'succeeded'"),
     ),
+    Index("ix_job_attempt_wave_id", "wave_id", postgresql_where=text("wave_id IS NOT NULL")),
 )
 
 job_event = Table(
@@ -422,14 +435,78 @@ worker_group = Table(
     Column("devices", Text, nullable=False, server_default=""),
     Column("boot_id", Text, nullable=False),  # of the agent process; a restarted agent has another
     Column("state", Text, nullable=False),
-    Column("wanted_state", Text),  # what an operator asks for: draining, paused, or nothing
+    Column("wanted_state", Text),  # what an operator asks for, or nothing; `farm/groups.py` says what each is
     Column("engine_fingerprint", JSONB),
+    Column("deterministic", Boolean),
+    Column(
+        "contract_versions", ARRAY(Integer), nullable=False, server_default=text("'{}'")
+    ),  # it understands
+    Column("stats", JSONB, nullable=False, server_default=_EMPTY),  # worker/health.py: devices, use, restarts
     Column("heartbeat_at", _AT, nullable=False),
     Column("started_at", _AT, nullable=False, server_default=_NOW),
     CheckConstraint(
         "state IN ('booting', 'ready', 'busy', 'draining', 'paused', 'sick', 'gone')", name="state"
     ),
-    CheckConstraint("wanted_state IN ('draining', 'paused')", name="wanted_state"),
+    CheckConstraint("wanted_state IN ('draining', 'leaving', 'paused', 'restarting')", name="wanted_state"),
+)
+
+# What an operator has set for a profile; a profile without a row runs by the defaults.
+profile_control = Table(
+    "profile_control",
+    metadata,
+    Column("profile", Text, primary_key=True),
+    Column("paused", Boolean, nullable=False, server_default=text("false")),
+    Column("paused_reason", Text),
+    Column("max_queued", Integer),  # jobs that may wait for it, of all accounts together; null: no limit
+    Column("wave_size", Integer),  # fewer members than the layout has slots; null: all slots
+    Column("wave_max_wait_s", Integer, nullable=False, server_default="60"),
+    Column("wave_fill", Text, nullable=False, server_default="pad"),
+    Column("changed_at", _AT, nullable=False, server_default=_NOW),
+    Column("changed_by", Text),
+    CheckConstraint("max_queued >= 0", name="max_queued"),
+    CheckConstraint("wave_size >= 1", name="wave_size"),
+    CheckConstraint("wave_max_wait_s >= 0", name="wave_max_wait_s"),
+    CheckConstraint("wave_fill IN ('pad', 'spill', 'wait')", name="wave_fill"),
+)
+
+# One formed wave; its members are the attempts that name it.
+wave = Table(
+    "wave",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("profile", Text, nullable=False),
+    Column("wave_key", Text, nullable=False),
+    Column("group_id", Text, nullable=False),
+    Column("num_slots", Integer, nullable=False),
+    Column("num_members", Integer, nullable=False),
+    Column("num_ghosts", Integer, nullable=False),  # slots without a live job; grows while members drop out
+    Column("fill", Text, nullable=False),
+    Column("waited_s", Integer, nullable=False),  # its oldest member
+    Column("formed_at", _AT, nullable=False, server_default=_NOW),
+    Column("ended_at", _AT),  # null for ever where its agent was lost
+    Column("outcome", Text),
+    CheckConstraint("fill IN ('full', 'pad', 'alone')", name="fill"),
+    CheckConstraint("outcome IN ('ended', 'crashed', 'given_back')", name="outcome"),
+    CheckConstraint("num_members BETWEEN 1 AND num_slots", name="num_members"),
+    CheckConstraint("num_ghosts BETWEEN num_slots - num_members AND num_slots", name="num_ghosts"),
+    Index("ix_wave_formed_at", "formed_at"),
+)
+
+# Jobs that are not started again until somebody says so.
+quarantine = Table(
+    "quarantine",
+    metadata,
+    Column("job_id", Text, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
+    Column("epoch", Integer, primary_key=True, autoincrement=False),  # of the job when it was put in
+    Column("reason", Text, nullable=False),  # poison, operator
+    Column("evidence", JSONB, nullable=False, server_default=_EMPTY),
+    Column("at", _AT, nullable=False, server_default=_NOW),
+    Column("put_by", Text),  # null: the failure policy
+    Column("released_at", _AT),
+    Column("released_by", Text),
+    CheckConstraint("reason IN ('poison', 'operator')", name="reason"),
+    CheckConstraint("(released_at IS NULL) = (released_by IS NULL)", name="released"),
+    Index("ix_quarantine_at", "at"),
 )
 
 # The people of the dashboard. No password is stored, only its argon2id hash.

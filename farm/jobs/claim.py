@@ -25,8 +25,10 @@ PAUSE_S = (0.003, 0.015)
 GROUP_FRESH_S = 30
 _RANDOM = secrets.SystemRandom()
 
-_ELIGIBLE = """
+# Of a row `j` of job: it may start on this group now.
+ELIGIBLE = """
     j.state = 'queued' AND j.profile = :profile AND j.not_before <= now()
+    AND NOT EXISTS (SELECT FROM profile_control c WHERE c.profile = :profile AND c.paused)
     AND j.contract_version = ANY(:versions)
     AND (j.avoid_group IS NULL OR j.avoid_group <> :group_id OR NOT EXISTS (
         SELECT FROM worker_group g
@@ -40,7 +42,7 @@ _ACCOUNTS = text(
     JOIN account a ON a.id = u.account_id
     CROSS JOIN LATERAL (
         SELECT j.rank_at, j.priority FROM job j
-        WHERE j.account_id = u.account_id AND {_ELIGIBLE}
+        WHERE j.account_id = u.account_id AND {ELIGIBLE}
         ORDER BY j.rank_at, j.id LIMIT 1) head
     WHERE u.queued > 0 AND a.status = 'active'
       AND u.running < coalesce((a.limits->>'max_running')::int, :max_running)
@@ -61,7 +63,7 @@ _TAKE = text(
     SELECT head.*, clock_timestamp() AS now_at
     FROM mine CROSS JOIN LATERAL (
         SELECT j.* FROM job j
-        WHERE j.account_id = mine.account_id AND {_ELIGIBLE}
+        WHERE j.account_id = mine.account_id AND {ELIGIBLE}
         ORDER BY j.rank_at, j.id LIMIT 1
         FOR UPDATE SKIP LOCKED) head
     """  # noqa: S608 - the only thing put in is the constant above
@@ -102,10 +104,35 @@ def claim(
         for account_id in accounts:
             locked = _take(conn, {**values, "account_id": account_id})
             if locked is not None:
-                return Claimed(_start(conn, locked, group_id, boot_id, rules), rules.lease_s)
+                return Claimed(start(conn, locked, group_id, boot_id, rules), rules.lease_s)
         if not accounts or time.monotonic() > give_up_s:
             return None
-        time.sleep(_RANDOM.uniform(*PAUSE_S))
+        pause_briefly()
+
+
+def pause_briefly() -> None:
+    """Leave others the moment that they need to let go of what they hold."""
+    time.sleep(_RANDOM.uniform(*PAUSE_S))
+
+
+def start(
+    conn: Connection, locked: Locked, group_id: str, boot_id: str, rules: Rules, *, wave_id: str | None = None
+) -> Job:
+    """Move a locked job to `starting`, alone or as a member of a wave."""
+    alongside = {} if wave_id is None else {"wave_id": wave_id}
+    named = {} if wave_id is None else {"wave": wave_id}
+    started = move(
+        conn,
+        locked,
+        to=State.STARTING,
+        event_data={"group": group_id, **named},
+        attempt={"worker_boot_id": boot_id, **alongside},
+        after_s={"lease_until": rules.lease_s, "attempt_deadline": locked.job.exec_timeout_s},
+        group_id=group_id,
+    )
+    if started is None:
+        raise RuntimeError(f"{locked.job.id} was locked as queued and could not be started")
+    return started
 
 
 def _take(conn: Connection, values: dict[str, Any]) -> Locked | None:
@@ -117,18 +144,3 @@ def _take(conn: Connection, values: dict[str, Any]) -> Locked | None:
         return None
     savepoint.commit()
     return Locked.from_row(row)
-
-
-def _start(conn: Connection, locked: Locked, group_id: str, boot_id: str, rules: Rules) -> Job:
-    started = move(
-        conn,
-        locked,
-        to=State.STARTING,
-        event_data={"group": group_id},
-        attempt={"worker_boot_id": boot_id},
-        after_s={"lease_until": rules.lease_s, "attempt_deadline": locked.job.exec_timeout_s},
-        group_id=group_id,
-    )
-    if started is None:
-        raise RuntimeError(f"{locked.job.id} was locked as queued and could not be started")
-    return started

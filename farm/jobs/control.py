@@ -167,6 +167,7 @@ def _fresh_budget(locked: Locked, priority: int) -> dict[str, Any]:
         "crash_count": 0,
         "engine_errors": 0,
         "upload_failures": 0,
+        "crashed_waves": 0,
         "crash_groups": [],
         "avoid_group": None,
         "retry_count": locked.job.retry_count + 1,

@@ -55,6 +55,7 @@ class Job:
     crash_count: int
     engine_errors: int
     upload_failures: int
+    crashed_waves: int
     crash_groups: list[str]
     max_attempts: int
     retry_count: int
@@ -162,6 +163,8 @@ class Attempt:
     error: dict[str, Any] | None
     timings: dict[str, Any] | None
     peak_memory_mb: int | None
+    measured: dict[str, Any] | None
+    wave_id: str | None
     cleaned_at: datetime | None
 
 
