@@ -108,6 +108,14 @@ class Group:
             _gather_flat(out, x.contiguous().view(-1), group=self.handle)
         return out.view(self.size, *x.shape)
 
+    def gather_into(self, out: Tensor, part: Tensor) -> None:
+        """Fill a flat tensor with all ranks' flat parts, in their order; `out` is as long as all together."""
+        if self.handle is None:
+            out.copy_(part)
+            return
+        with _named("gather", self.name):
+            _gather_flat(out, part, group=self.handle)
+
     def join_rows(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         """Return the rows of all ranks in order; each rank has as many as `lengths` says.
 
