@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
-from magi2.prompt_rules import INVALID_PROMPT, read_prompt
+from magi2.prompt_rules import UNREADABLE_PROMPT, read_prompt
 from magi2.values import as_boolean, as_integer, as_number, shown
 
 CONTRACT_VERSION = 1
@@ -220,13 +220,18 @@ def image_problems(images: Sequence[ImageFacts], tier: str | None) -> list[Probl
     for image in images:
         short, long = sorted((image.width, image.height))
         if short < MIN_IMAGE_SIDE:
-            text = f"the image must be at least {MIN_IMAGE_SIDE}x{MIN_IMAGE_SIDE}"
+            text = f"the image must be at least {MIN_IMAGE_SIDE}x{MIN_IMAGE_SIDE} (got {_size(image)})"
             found.append(Problem(IMAGE_FIELD, "image_too_small", text))
         # The image keeps its shape with its long side at the tier's width; sides are cut to multiples of 32.
         if short < 1 or int(short * limit.width / long) < MIN_IMAGE_SIDE:
             text = f"the image is too elongated for {limit.name}: at most {limit.max_aspect}:1"
+            text += f" (got {_size(image)})"
             found.append(Problem(IMAGE_FIELD, "image_aspect", text))
     return found
+
+
+def _size(image: ImageFacts) -> str:
+    return f"{image.width}x{image.height}"
 
 
 def undecodable_image(reason: str = "") -> Problem:
@@ -237,7 +242,7 @@ def undecodable_image(reason: str = "") -> Problem:
 
 def invalid_prompt() -> Problem:
     """Make the problem of a prompt that no tokenizer can read."""
-    return Problem("prompt", *INVALID_PROMPT)
+    return Problem("prompt", *UNREADABLE_PROMPT)
 
 
 def too_many_tokens(num_tokens: int) -> Problem:
@@ -277,13 +282,18 @@ class _Reader:
     def refuse(self, field: str, code: str, message: str) -> None:
         self.problems.append(Problem(field, code, message))
 
+    def refuse_value(self, field: str, code: str, rule: str) -> None:
+        """Say a rule and what was given instead."""
+        self.refuse(field, code, f"{rule} (got {shown(self.given[field])})")
+
     def refuse_profile_limit(self, field: str, remark: str = "") -> None:
         own = self.limits
         text = (
             f"profile {own.profile} takes at most {own.max_tier} and {own.max_steps} steps; "
             f"without values it uses {own.default_tier} and {own.default_steps}"
         )
-        self.refuse(field, "profile_limit", text + remark)
+        got = f" (got {field} {shown(self.given[field])})" if field in self.given else ""
+        self.refuse(field, "profile_limit", text + remark + got)
 
 
 def _read_request(reader: _Reader, draw_seed: Callable[[], int]) -> GenerationRequest:
@@ -317,7 +327,7 @@ def _read_tier(reader: _Reader) -> str | None:
     tier = TIERS.get(name.lower()) if isinstance(name, str) else None
     if name is not None and tier is None:
         text = "resolution must be 272p or 540p; the 1080p refiner is not available"
-        reader.refuse("resolution", "resolution_unsupported", text)
+        reader.refuse_value("resolution", "resolution_unsupported", text)
     size, sides = _read_size(reader), _read_pair(reader, _SIDES)
     if size and sides and size != sides:
         text = f"size {_by(size)} and width and height {_by(sides)} differ; give only one of them"
@@ -341,7 +351,7 @@ def _tier_of_size(reader: _Reader, field: str, size: tuple[int, int], tier: Tier
     elif own is None:
         presets = " or ".join(_by((t.width, t.height)) for t in TIERS.values())
         text = f"size must be {presets}; use output_width and output_height to resize the result"
-        reader.refuse(field, "size_unsupported", text)
+        reader.refuse(field, "size_unsupported", f"{text} (got {_by(size)})")
     return own
 
 
@@ -353,7 +363,7 @@ def _read_size(reader: _Reader) -> tuple[int, int] | None:
     value = reader.given.get("size")
     match = re.fullmatch(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", value) if isinstance(value, str) else None
     if value is not None and match is None:
-        reader.refuse("size", "size_invalid", _SIDES.message)
+        reader.refuse_value("size", "size_invalid", _SIDES.message)
     return (int(match[1]), int(match[2])) if match else None
 
 
@@ -389,7 +399,9 @@ def _read_pair(reader: _Reader, pair: _Pair) -> tuple[int, int] | None:
                 text = f"{pair.first} and {pair.second} must be given together"
                 reader.refuse(field, f"{pair.code}_incomplete", text)
         elif value is None or not pair.is_allowed(value):
-            reader.refuse(field, f"{pair.code}_invalid", pair.message)
+            # Named, so that two bad sides do not give one line twice.
+            text = f"{pair.message} (got {field} {shown(reader.given[field])})"
+            reader.refuse(field, f"{pair.code}_invalid", text)
         else:
             values.append(value)
     return (values[0], values[1]) if len(values) == 2 else None
@@ -400,14 +412,14 @@ def _check_clip_shape(reader: _Reader) -> None:
     fixed: tuple[tuple[str, str, Fraction, str], ...] = (
         ("seconds", "seconds_unsupported", Fraction(CLIP_SECONDS), _SECONDS_TEXT),
         ("duration", "seconds_unsupported", Fraction(CLIP_SECONDS), _SECONDS_TEXT),
-        ("num_frames", "num_frames_unsupported", Fraction(NUM_FRAMES), "num_frames must be 125 (got {})"),
-        ("fps", "fps_unsupported", FPS, "fps must be 12.5 (got {})"),
+        ("num_frames", "num_frames_unsupported", Fraction(NUM_FRAMES), "num_frames must be 125"),
+        ("fps", "fps_unsupported", FPS, "fps must be 12.5"),
         ("n", "num_outputs", Fraction(1), "exactly one clip is made per request"),
     )
     for field, code, right, text in fixed:
         value = reader.given.get(field)
         if value is not None and as_number(value) != right:
-            reader.refuse(field, code, text.format(shown(value)))
+            reader.refuse_value(field, code, text)
 
 
 _SECONDS_TEXT = "seconds must be 10; MAGI-2 Preview makes 10-second clips only"
@@ -419,7 +431,7 @@ def _read_steps(reader: _Reader) -> int:
     steps = as_integer(reader.given["num_inference_steps"])
     if steps is None or not 1 <= steps <= MAX_STEPS:
         text = f"num_inference_steps must be an integer from 1 to {MAX_STEPS}"
-        reader.refuse("num_inference_steps", "steps_invalid", text)
+        reader.refuse_value("num_inference_steps", "steps_invalid", text)
         return reader.limits.default_steps
     if steps > reader.limits.max_steps:
         reader.refuse_profile_limit("num_inference_steps")
@@ -429,7 +441,7 @@ def _read_steps(reader: _Reader) -> int:
 def _read_seed(reader: _Reader) -> int | None:
     seed = as_integer(reader.given.get("seed"))
     if "seed" in reader.given and (seed is None or not 0 <= seed <= MAX_SEED):
-        reader.refuse("seed", "seed_invalid", f"seed must be an integer from 0 to {MAX_SEED}")
+        reader.refuse_value("seed", "seed_invalid", f"seed must be an integer from 0 to {MAX_SEED}")
     return seed
 
 
@@ -438,18 +450,19 @@ def _read_deterministic(reader: _Reader) -> bool:
     if "deterministic" in reader.given and as_boolean(reader.given["deterministic"]) is not own:
         fixed = "deterministic is fixed when a worker starts"
         text = f"{fixed}; this farm runs with deterministic={str(own).lower()}"
-        reader.refuse("deterministic", "deterministic_mismatch", text)
+        reader.refuse_value("deterministic", "deterministic_mismatch", text)
     return own
 
 
 def _read_acceleration(reader: _Reader) -> str:
     value = reader.given.get("acceleration", reader.limits.default_acceleration)
+    allowed = " or ".join(reader.limits.accelerations)
     if not isinstance(value, str) or value not in ACCELERATIONS:
-        text = f"field acceleration is not supported with the value {shown(value)}; use off or cache_dit"
+        text = f"field acceleration is not supported with the value {shown(value)}; use {allowed}"
         reader.refuse("acceleration", "field_unsupported", text)
         return "off"
     if value not in reader.limits.accelerations:
-        reader.refuse_profile_limit("acceleration", f"; it does not take acceleration {value}")
+        reader.refuse_profile_limit("acceleration", f"; acceleration can only be {allowed}")
     return value
 
 

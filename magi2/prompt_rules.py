@@ -8,8 +8,15 @@ Whether the tokens fit is for the holder of the tokenizer to say.
 import json
 
 from magi2.caption import MAX_NESTING, add_reference_marker, normalise, text_nesting, value_nesting
+from magi2.values import shown
 
-INVALID_PROMPT = ("prompt_invalid", "the prompt holds invalid characters or is nested too deeply")
+_BAD = "the prompt holds invalid characters"
+# What only the encoder finds, after everything here has passed; it does not say which of the two.
+UNREADABLE_PROMPT = ("prompt_invalid", f"{_BAD} or is nested too deeply")
+_TOO_DEEP = ("prompt_invalid", f"the prompt is nested too deeply; at most {MAX_NESTING} levels are supported")
+_HAS_NUL = ("prompt_invalid", f"{_BAD}: NUL (U+0000)")
+_HAS_SURROGATE = ("prompt_invalid", f"{_BAD}: half of a surrogate pair (U+D800 to U+DFFF)")
+_NO_JSON = ("prompt_invalid", f"{_BAD}: the caption has a value that JSON cannot spell")
 
 
 def read_prompt(value: object, max_chars: int, *, has_image: bool) -> tuple[str, tuple[str, str] | None]:
@@ -18,30 +25,34 @@ def read_prompt(value: object, max_chars: int, *, has_image: bool) -> tuple[str,
         prompt = _written(value, max_chars) if isinstance(value, dict) else value
     except OverflowError:
         return "", _too_long(f"more than {max_chars}", max_chars)
-    except (TypeError, ValueError):  # too deep, no JSON value, or a number of thousands of digits
-        return "", INVALID_PROMPT
-    if not isinstance(prompt, str) or not prompt.strip():
+    except RecursionError:
+        return "", _TOO_DEEP
+    except (TypeError, ValueError):  # no JSON value, or a number of thousands of digits
+        return "", _NO_JSON
+    if prompt is not None and not isinstance(prompt, str):
+        return "", ("prompt_missing", f"prompt must be a text or a caption object (got {shown(prompt)})")
+    if prompt is None or not prompt.strip():
         return "", ("prompt_missing", "prompt is required and must not be blank")
     return prompt, _text_problem(prompt, max_chars, has_image=has_image)
 
 
 def _written(caption: dict[object, object], max_chars: int) -> str:
     if value_nesting(caption, max_values=max_chars) > MAX_NESTING:
-        raise ValueError("nested too deeply")
+        raise RecursionError
     return json.dumps(caption, ensure_ascii=False)
 
 
 def _text_problem(prompt: str, max_chars: int, *, has_image: bool) -> tuple[str, str] | None:
     if len(prompt) > max_chars:
         return _too_long(str(len(prompt)), max_chars)
-    # NUL has no place in a PostgreSQL text and no meaning for the tokenizer.
-    if "\0" in prompt or not _is_encodable(prompt) or text_nesting(prompt) > MAX_NESTING:
-        return INVALID_PROMPT
+    unreadable = _unreadable(prompt)
+    if unreadable:
+        return unreadable
     text = normalise(prompt)
     # Adding the marker writes JSON anew, and an escaped surrogate then stands in the text itself.
     marked = normalise(add_reference_marker(prompt)) if has_image else text
     if not (_is_encodable(text) and _is_encodable(marked)):
-        return INVALID_PROMPT
+        return _HAS_SURROGATE
     if not text.strip():
         remedy = "put the caption under global_layer"
         return (
@@ -49,6 +60,15 @@ def _text_problem(prompt: str, max_chars: int, *, has_image: bool) -> tuple[str,
             f"the JSON prompt contains no usable caption text; {remedy}",
         )
     return None
+
+
+def _unreadable(prompt: str) -> tuple[str, str] | None:
+    # NUL has no place in a PostgreSQL text and no meaning for the tokenizer.
+    if "\0" in prompt:
+        return _HAS_NUL
+    if not _is_encodable(prompt):
+        return _HAS_SURROGATE
+    return _TOO_DEEP if text_nesting(prompt) > MAX_NESTING else None
 
 
 def _too_long(num_chars: str, max_chars: int) -> tuple[str, str]:

@@ -49,12 +49,14 @@ def as_boolean(value: object) -> bool | None:
 
 def shown(value: object) -> str:
     """Print a value for a message: at most 40 characters, ASCII, without control characters."""
+    if isinstance(value, bool):
+        return str(value).lower()  # as JSON spells it
     if isinstance(value, int) and abs(value) >= 10**_MAX_SHOWN:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, str):
-        text = value[: _MAX_SHOWN + 1]
+        text = value[: _MAX_SHOWN + 1] or "an empty text"
         text = text if text.isascii() and text.isprintable() else ascii(text)
-    elif isinstance(value, bool | int | float | Fraction | Decimal):
+    elif isinstance(value, int | float | Fraction | Decimal):
         text = str(value)
     else:
         return f"a value of type {type(value).__name__}"

@@ -122,6 +122,8 @@ def probe(path: Path) -> Probe:
     Raises:
         UnreadableClipError: The file is missing, damaged or no media file.
     """
+    if path.is_dir():
+        raise UnreadableClipError(f"{path.name or path}: this is a folder; name the file in it")
     if not path.is_file():
         raise UnreadableClipError(f"{path.name}: there is no such file")
     try:

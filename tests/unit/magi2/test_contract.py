@@ -31,6 +31,7 @@ from magi2.contract import (
     wave_key,
     wave_problems,
 )
+from magi2.values import shown
 
 LIMITS = default_limits()
 SMALL = Limits("tiny-cpu", "272p", "272p", 4, 20, deterministic=True)
@@ -97,37 +98,42 @@ def test_none_counts_as_not_given_in_every_field() -> None:
     assert validate(nothing, limits=LIMITS).request == accepted(seed=1)
 
 
-@pytest.mark.parametrize("prompt", [None, "", "  ", "\n\t", "\u00a0\u2003", 5, True, ["a"], b"text", 1.5])
+@pytest.mark.parametrize("prompt", [None, "", "  ", "\n\t", "\u00a0\u2003"])
 def test_prompt_is_required(prompt: object) -> None:
     want = Problem("prompt", "prompt_missing", "prompt is required and must not be blank")
     assert problems(prompt=prompt) == [want]
 
 
+@pytest.mark.parametrize("prompt", [5, True, ["a"], b"text", 1.5])
+def test_prompt_that_is_no_text_is_told_so(prompt: object) -> None:
+    text = f"prompt must be a text or a caption object (got {shown(prompt)})"
+    assert problems(prompt=prompt) == [Problem("prompt", "prompt_missing", text)]
+
+
 @pytest.mark.parametrize(
-    "prompt",
+    ("prompt", "cause"),
     [
-        *(
-            nested(65),
-            json.dumps(nested(65)),
-            '{"a":' * 5_000 + "1" + "}" * 5_000,
-            "[" * 50_000,
-            nested(3_000),
-        ),
-        *(
-            "lone \ud800 surrogate",
-            "\udfff",
-            {"a": "\ud800"},
-            "nul \0 character",
-            {"a": object()},
-            {"n": 10**5000},
-        ),
-        '{"global_layer": {"context": "\\ud800"}}',
+        (nested(65), "nested too deeply; at most 64"),
+        (json.dumps(nested(65)), "nested too deeply; at most 64"),
+        ('{"a":' * 5_000 + "1" + "}" * 5_000, "nested too deeply; at most 64"),
+        ("[" * 50_000, "nested too deeply; at most 64"),
+        (nested(3_000), "nested too deeply; at most 64"),
+        ("lone \ud800 surrogate", "half of a surrogate pair"),
+        ("\udfff", "half of a surrogate pair"),
+        ({"a": "\ud800"}, "half of a surrogate pair"),
+        ('{"global_layer": {"context": "\\ud800"}}', "half of a surrogate pair"),
+        ("nul \0 character", "NUL (U+0000)"),
+        ({"a": object()}, "a value that JSON cannot spell"),
+        ({"n": 10**5000}, "a value that JSON cannot spell"),
     ],
     ids=range(12),
 )
-def test_prompt_of_invalid_characters_or_depth_is_refused(prompt: object) -> None:
-    text = "the prompt holds invalid characters or is nested too deeply"
-    assert problems(prompt=prompt) == [Problem("prompt", "prompt_invalid", text)] == [invalid_prompt()]
+def test_prompt_of_invalid_characters_or_depth_is_refused_with_its_own_cause(
+    prompt: object, cause: str
+) -> None:
+    (found,) = problems(prompt=prompt)
+    assert (found.field, found.code) == ("prompt", "prompt_invalid") == ("prompt", invalid_prompt().code)
+    assert cause in found.message
 
 
 def test_caption_that_holds_itself_is_refused() -> None:
@@ -215,7 +221,7 @@ def test_ten_seconds_are_accepted_in_any_spelling(field: str, value: object) -> 
     ],
 )
 def test_any_other_length_is_refused(field: str, value: object) -> None:
-    text = "seconds must be 10; MAGI-2 Preview makes 10-second clips only"
+    text = f"seconds must be 10; MAGI-2 Preview makes 10-second clips only (got {shown(value)})"
     assert problems(**{field: value}) == [Problem(field, "seconds_unsupported", text)]
 
 
@@ -226,8 +232,8 @@ def test_any_other_length_is_refused(field: str, value: object) -> None:
             (124, "124"),
             ("250", "250"),
             (125.5, "125.5"),
-            (True, "True"),
-            ("", ""),
+            (True, "true"),
+            ("", "an empty text"),
             ("x" * 99, "x" * 37 + "..."),
         ),
         *(
@@ -263,7 +269,7 @@ def test_resolution_names_the_tier(value: str, tier: str) -> None:
     "value", ["1080p", "720p", "", " 540p", "540", 540, 540.0, True, ["540p"], "\uff15\uff14\uff10p"]
 )
 def test_other_resolution_is_refused(value: object) -> None:
-    text = "resolution must be 272p or 540p; the 1080p refiner is not available"
+    text = f"resolution must be 272p or 540p; the 1080p refiner is not available (got {shown(value)})"
     assert problems(resolution=value) == [Problem("resolution", "resolution_unsupported", text)]
 
 
@@ -308,19 +314,20 @@ def test_width_and_height_come_together(given: str, missing: str) -> None:
     ],
 )
 def test_size_of_another_form_is_refused(value: object) -> None:
-    text = "size must look like 896x512 with positive integers"
+    text = f"size must look like 896x512 with positive integers (got {shown(value)})"
     assert problems(size=value) == [Problem("size", "size_invalid", text)]
 
 
 @pytest.mark.parametrize("value", [0, -448, 448.0, "448.0", "", True, [448], float("nan")])
 def test_side_that_is_no_positive_integer_is_refused(value: object) -> None:
-    text = "size must look like 896x512 with positive integers"
+    text = f"size must look like 896x512 with positive integers (got width {shown(value)})"
     assert problems(width=value, height=256) == [Problem("width", "size_invalid", text)]
 
 
 @pytest.mark.parametrize("fields", [{"size": "1920x1080"}, {"size": "512x896"}, {"size": "1x1"}])
 def test_size_that_is_no_preset_is_refused(fields: dict[str, object]) -> None:
     text = "size must be 448x256 or 896x512; use output_width and output_height to resize the result"
+    text += f" (got {fields['size']})"
     assert problems(**fields) == [Problem("size", "size_unsupported", text)]
 
 
@@ -364,8 +371,14 @@ def test_output_sides_come_together(given: str, missing: str) -> None:
 def test_output_side_out_of_bounds_is_refused(value: object) -> None:
     text = "output_width and output_height must be even integers between 64 and 4096"
     assert problems(output_width=value, output_height=64) == [
-        Problem("output_width", "output_size_invalid", text)
+        Problem("output_width", "output_size_invalid", f"{text} (got output_width {shown(value)})")
     ]
+
+
+def test_two_bad_sides_are_two_different_lines() -> None:
+    found = problems(output_width=63, output_height=63)
+    assert [p.field for p in found] == ["output_width", "output_height"]
+    assert len({p.message for p in found}) == 2
 
 
 @pytest.mark.parametrize("value", [1, 200, "100", "+4"])
@@ -377,7 +390,7 @@ def test_steps_are_accepted(value: object) -> None:
     "value", [0, 201, -1, 4.0, 4.5, "4.0", "1e1", "", " ", True, False, [4], {}, 10**400, float("nan")]
 )
 def test_other_steps_are_refused(value: object) -> None:
-    text = "num_inference_steps must be an integer from 1 to 200"
+    text = f"num_inference_steps must be an integer from 1 to 200 (got {shown(value)})"
     assert problems(num_inference_steps=value) == [Problem("num_inference_steps", "steps_invalid", text)]
 
 
@@ -390,13 +403,14 @@ def test_seed_is_accepted(value: object) -> None:
     "value", [-1, 2**63, "9223372036854775808", 1.0, "1.0", True, "", "random", [], 1e18, -(10**400)]
 )
 def test_other_seed_is_refused(value: object) -> None:
-    text = "seed must be an integer from 0 to 9223372036854775807"
+    text = f"seed must be an integer from 0 to 9223372036854775807 (got {shown(value)})"
     assert problems(seed=value) == [Problem("seed", "seed_invalid", text)]
 
 
 @pytest.mark.parametrize("value", [2, 0, "2", True, "", [1]])
 def test_more_than_one_clip_is_refused(value: object) -> None:
-    assert problems(n=value) == [Problem("n", "num_outputs", "exactly one clip is made per request")]
+    text = f"exactly one clip is made per request (got {shown(value)})"
+    assert problems(n=value) == [Problem("n", "num_outputs", text)]
 
 
 def test_more_than_one_image_is_refused() -> None:
@@ -439,13 +453,14 @@ def test_image_up_to_the_longest_shape_of_the_tier_is_accepted(tier: str, width:
 )
 def test_longer_image_is_refused(tier: str, width: int, height: int) -> None:
     text = f"the image is too elongated for {tier}: at most {TIERS[tier].max_aspect}:1"
+    text += f" (got {width}x{height})"
     want = [Problem(IMAGE_FIELD, "image_aspect", text)]
     assert problems((ImageFacts(width, height),), resolution=tier) == want
 
 
 @pytest.mark.parametrize(("width", "height"), [(31, 31), (31, 100), (100, 31), (1, 1), (0, 0)])
 def test_tiny_image_is_refused(width: int, height: int) -> None:
-    text = "the image must be at least 32x32"
+    text = f"the image must be at least 32x32 (got {width}x{height})"
     assert Problem(IMAGE_FIELD, "image_too_small", text) in problems((ImageFacts(width, height),))
 
 
@@ -506,12 +521,13 @@ def test_acceleration_that_the_profile_forbids_is_refused_with_caps_and_defaults
     found = problems(limits=SMALL, acceleration="cache_dit")
     text = "profile tiny-cpu takes at most 272p and 20 steps; without values it uses 272p and 4"
     assert [(p.field, p.code) for p in found] == [("acceleration", "profile_limit")]
-    assert found[0].message == f"{text}; it does not take acceleration cache_dit"
+    assert found[0].message == f"{text}; acceleration can only be off (got acceleration cache_dit)"
 
 
 @pytest.mark.parametrize("value", [False, "no", 0])
 def test_deterministic_must_be_the_setting_of_the_farm(value: object) -> None:
     text = "deterministic is fixed when a worker starts; this farm runs with deterministic=true"
+    text += f" (got {shown(value)})"
     assert problems(limits=SMALL, deterministic=value) == [
         Problem("deterministic", "deterministic_mismatch", text)
     ]
@@ -542,6 +558,7 @@ def test_what_exceeds_the_profile_is_refused_with_caps_and_defaults(
     fields: dict[str, object], field: str
 ) -> None:
     text = "profile tiny-cpu takes at most 272p and 20 steps; without values it uses 272p and 4"
+    text += f" (got {field} {fields[field]})"
     assert problems(limits=SMALL, **fields) == [Problem(field, "profile_limit", text)]
 
 

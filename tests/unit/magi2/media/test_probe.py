@@ -122,9 +122,10 @@ def test_file_that_is_no_video_is_refused_in_one_line(tmp_path: Path, content: b
 
 
 def test_missing_file_and_folder_are_refused(tmp_path: Path) -> None:
-    for path in (tmp_path / "gone.mp4", tmp_path):
-        with pytest.raises(UnreadableClipError, match="there is no such file"):
-            probe(path)
+    with pytest.raises(UnreadableClipError, match="there is no such file"):
+        probe(tmp_path / "gone.mp4")
+    with pytest.raises(UnreadableClipError, match="this is a folder"):
+        probe(tmp_path)
 
 
 def test_still_image_is_not_taken_for_a_clip(tmp_path: Path) -> None:
