@@ -18,6 +18,7 @@ from farm.errors import ErrorDetail, FarmError
 from farm.jobs.submit import JobWebhook
 from farm.webhooks.messages import BATCH_COMPLETED
 from magi2.contract import Problem
+from magi2.values import shown
 
 MAX_ITEMS = 100
 MEMBERS = ("items", "defaults", "atomic", "webhook", "metadata")
@@ -67,7 +68,9 @@ async def take_batch(services: Services, principal: Principal, members: Mapping[
     bodies, problems = _expand(members)
     is_atomic = members.get("atomic", True)
     if not isinstance(is_atomic, bool):
-        problems.append(Problem("atomic", "invalid_field", "atomic must be true or false"))
+        problems.append(
+            Problem("atomic", "invalid_field", f"atomic must be true or false (got {shown(is_atomic)})")
+        )
     metadata, more = read_metadata(members.get("metadata") or {})
     problems += more
     webhook, more = read_webhook(members.get("webhook"), default_events=(BATCH_COMPLETED,))
@@ -101,7 +104,9 @@ def _expand(members: Mapping[str, Any]) -> tuple[list[tuple[int, dict[str, Any]]
     defaults = members.get("defaults") or {}
     items = members.get("items")
     if not isinstance(defaults, dict):
-        problems.append(Problem("defaults", "invalid_field", "defaults must be an object"))
+        problems.append(
+            Problem("defaults", "invalid_field", f"defaults must be an object (got {shown(defaults)})")
+        )
     if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
         problems.append(
             Problem("items", "invalid_field", f"items must be a list of 1 to {MAX_ITEMS} objects")

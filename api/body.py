@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, NoReturn
 
 from fastapi import Request
@@ -22,6 +23,8 @@ MIB = 1024 * 1024
 SPOOL_BYTES = MIB
 # Parsing less than this takes under a millisecond; more is done in a thread.
 INLINE_JSON_BYTES = 64 * 1024
+# Python itself reads no more, since the time grows with the square.
+MAX_DIGITS = 4300
 
 
 @dataclass(frozen=True)
@@ -84,12 +87,14 @@ def parse_json(text: str | bytes) -> Any:
     """
     try:
         whole = text.decode() if isinstance(text, bytes) else text
-        return json.loads(whole, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        return json.loads(
+            whole, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_int=_integer
+        )
     except RecursionError as exc:
         raise InvalidJsonError("the JSON is nested too deeply") from exc
     except UnicodeDecodeError as exc:
         raise InvalidJsonError("the JSON is not valid UTF-8") from exc
-    except ValueError as exc:  # also a number of thousands of digits
+    except ValueError as exc:
         where = f" (line {exc.lineno}, column {exc.colno})" if isinstance(exc, json.JSONDecodeError) else ""
         raise InvalidJsonError(f"the JSON is not well-formed{where}") from exc
 
@@ -135,6 +140,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) != len(pairs):
         raise InvalidJsonError("a member of a JSON object is given twice; give it once")
     return members
+
+
+def _integer(digits: str) -> int | Decimal:
+    """Read any number of digits; one that is too long for any member stays a value that rules can refuse."""
+    return int(digits) if len(digits) <= MAX_DIGITS else Decimal(digits)
 
 
 def _refuse_constant(name: str) -> NoReturn:

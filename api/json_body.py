@@ -10,9 +10,9 @@ from pydantic import BaseModel, ValidationError
 
 from api.body import BodyRules, read_body
 from api.deps import Services
+from api.plain_words import problem_of
 from api.problems import RefusedError
 from farm.errors import FarmError
-from magi2.contract import Problem
 
 MAX_BODY_BYTES = 64 * 1024
 Model = TypeVar("Model", bound=BaseModel)
@@ -51,10 +51,4 @@ def parse_model(model: type[Model], members: dict[str, Any]) -> Model:
     try:
         return model.model_validate(members)
     except ValidationError as exc:
-        raise RefusedError([_problem(entry) for entry in exc.errors(include_url=False)]) from None
-
-
-def _problem(entry: Any) -> Problem:
-    name = ".".join(str(part) for part in entry["loc"]) or "body"
-    shown = name[:64].encode("ascii", "backslashreplace").decode()
-    return Problem(shown, "invalid_field", f"{shown}: {entry['msg']}")
+        raise RefusedError([problem_of(entry) for entry in exc.errors(include_url=False)]) from None

@@ -12,6 +12,7 @@ from farm.ids import is_id
 from farm.jobs.queries import ListQuery
 from farm.jobs.states import State, states_of
 from magi2.contract import Problem
+from magi2.values import shown
 
 MAX_LIMIT = 100
 DEFAULT_LIMIT = 20
@@ -86,13 +87,13 @@ class _Reader:
             return None
         if re.fullmatch(r"[0-9]{1,15}", text) and lowest <= int(text) <= highest:
             return int(text)
-        self.refuse(name, f"{name} must be an integer from {lowest} to {highest}")
+        self.refuse(name, f"{name} must be an integer from {lowest} to {highest} (got {shown(text)})")
         return None
 
     def choice(self, name: str, allowed: Iterable[str]) -> str | None:
         text = self.text(name)
         if text is not None and text not in allowed:
-            self.refuse(name, f"{name} must be one of {', '.join(allowed)}")
+            self.refuse(name, f"{name} must be one of {', '.join(allowed)} (got {shown(text)})")
         return text
 
 

@@ -16,6 +16,7 @@ from farm.jobs.video_object import MODEL_ID
 from farm.webhooks.messages import DEFAULT_EVENT_TYPES, EVENT_TYPES
 from farm.webhooks.signing import secret_bytes
 from magi2.contract import Problem
+from magi2.values import shown
 
 EXTRA_PARAMS = ("seconds", "resolution", "output_width", "output_height", "deterministic")
 PRIORITIES = {"low": -5, "normal": 0, "high": 5}
@@ -29,6 +30,7 @@ MAX_USER_CHARS = 128
 MIN_RETENTION_S = 60
 REUSE = ("off", "exact")
 DAY_S = 86_400
+MAX_GOT_CHARS = 40
 
 _ASSET_NAMES = ("asset_id", "file_id")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -100,7 +102,7 @@ class _Reader:
         value = self.given.pop(name, None)
         if value is None or (isinstance(value, str) and _is_text(value, max_chars)):
             return value
-        self.refuse(name, f"{name} must be a text of 1 to {max_chars} characters")
+        self.refuse(name, f"{name} must be a text of 1 to {max_chars} characters (got {_got(value)})")
         return None
 
     def optional_integer(self, name: str, lowest: int, highest: int) -> int | None:
@@ -108,7 +110,7 @@ class _Reader:
         number = _as_integer(value)
         if value is None or (number is not None and lowest <= number <= highest):
             return number
-        self.refuse(name, f"{name} must be an integer from {lowest} to {highest}")
+        self.refuse(name, f"{name} must be an integer from {lowest} to {highest} (got {shown(value)})")
         return None
 
     def integer(self, name: str, lowest: int, highest: int, default: int) -> int:
@@ -126,7 +128,7 @@ class _Reader:
                 return {}
         if value is None or isinstance(value, dict):
             return value or {}
-        self.refuse(name, f"{name} must be an object such as {example}")
+        self.refuse(name, f"{name} must be an object such as {example} (got {shown(value)})")
         return {}
 
 
@@ -138,10 +140,11 @@ def priority_of(value: object) -> int | None:
     return number if number is not None and MIN_PRIORITY <= number <= MAX_PRIORITY else None
 
 
-def bad_priority() -> Problem:
+def bad_priority(given: object) -> Problem:
     """Make the problem of a priority that is neither."""
     words = ", ".join(PRIORITIES)
     text = f"priority must be one of {words}, or an integer from {MIN_PRIORITY} to {MAX_PRIORITY}"
+    text += f" (got {shown(given)})"
     return Problem("priority", "invalid_field", text)
 
 
@@ -160,9 +163,10 @@ def read_webhook(
 
 
 def _read_priority(reader: _Reader) -> int:
-    priority = priority_of(reader.given.pop("priority", "normal"))
+    given = reader.given.pop("priority", "normal")
+    priority = priority_of(given)
     if priority is None:
-        reader.problems.append(bad_priority())
+        reader.problems.append(bad_priority(given))
     return priority or 0
 
 
@@ -173,11 +177,13 @@ def _read_metadata(reader: _Reader) -> dict[str, str]:
     for key, value in pairs.items():
         if not _is_text(key, MAX_METADATA_KEY):
             reader.refuse(
-                "metadata", f"a key of metadata must be a text of 1 to {MAX_METADATA_KEY} characters"
+                "metadata",
+                f"a key of metadata is a text of 1 to {MAX_METADATA_KEY} characters (got {_got(key)})",
             )
         elif not _is_text(value, MAX_METADATA_VALUE, min_chars=0):
             reader.refuse(
-                f"metadata.{key}", f"values of metadata are texts of at most {MAX_METADATA_VALUE} characters"
+                f"metadata.{key}",
+                f"a value of metadata is a text of up to {MAX_METADATA_VALUE} characters (got {_got(value)})",
             )
     return pairs
 
@@ -197,7 +203,8 @@ def _read_webhook(
         )
     url, events = given.get("url"), given.get("events")
     if not isinstance(url, str):
-        reader.refuse("webhook.url", "webhook.url is required and must be a text")
+        got = "" if url is None else f" (got {shown(url)})"
+        reader.refuse("webhook.url", f"webhook.url is required and must be a text{got}")
     return WebhookMember(
         url if isinstance(url, str) else "",
         tuple(_read_events(reader, events)) if events is not None else default_events,
@@ -207,9 +214,8 @@ def _read_webhook(
 
 def _read_events(reader: _Reader, events: object) -> list[str]:
     if not isinstance(events, list) or not events or any(event not in EVENT_TYPES for event in events):
-        reader.refuse(
-            "webhook.events", f"webhook.events must be a list of one or more of {', '.join(EVENT_TYPES)}"
-        )
+        text = f"webhook.events must be a list of one or more of {', '.join(EVENT_TYPES)}"
+        reader.refuse("webhook.events", f"{text} (got {_listed(events)})")
         return []
     return list(dict.fromkeys(events))
 
@@ -231,7 +237,7 @@ def _read_reuse(reader: _Reader) -> str:
     reuse = reader.given.pop("reuse", REUSE[0])
     if reuse in REUSE:
         return str(reuse)
-    reader.refuse("reuse", f"reuse must be one of {', '.join(REUSE)}")
+    reader.refuse("reuse", f"reuse must be one of {', '.join(REUSE)} (got {shown(reuse)})")
     return REUSE[0]
 
 
@@ -240,6 +246,7 @@ def _read_reference(reader: _Reader) -> tuple[str | None, str | None]:
     example = '{"image_url": "data:image/png;base64,..."}'
     is_given = reader.given.get("input_reference") is not None
     before = len(reader.problems)
+    _refuse_address(reader, example)
     given = reader.object("input_reference", example)
     for name in given.keys() - {"image_url", *_ASSET_NAMES}:
         remedy = "send a file, image_url with a data: URL, or asset_id"
@@ -256,7 +263,8 @@ def _read_reference(reader: _Reader) -> tuple[str | None, str | None]:
     if assets:
         if isinstance(assets[0], str):
             return None, assets[0]
-        reader.refuse("input_reference.asset_id", "asset_id must be a text such as asset_01...")
+        text = f"asset_id must be a text such as asset_01... (got {shown(assets[0])})"
+        reader.refuse("input_reference.asset_id", text)
         return None, None
     if url is None:
         if is_given and len(reader.problems) == before:  # else the clip would be rendered without the image
@@ -265,16 +273,26 @@ def _read_reference(reader: _Reader) -> tuple[str | None, str | None]:
         return None, None
     if isinstance(url, str) and url[:5].lower() == "data:":
         return url, None
-    remedy = "image_url must be a data: URL; addresses and paths are never opened"
+    remedy = f"image_url must be a data: URL; addresses and paths are never opened (got {shown(url)})"
     reader.refuse("input_reference.image_url", remedy, "field_unsupported")
     return None, None
+
+
+def _refuse_address(reader: _Reader, example: str) -> None:
+    """Refuse a text that is no JSON object: what a URL or a path names is never opened."""
+    value = reader.given.get("input_reference")
+    if isinstance(value, str) and not value.lstrip().startswith("{"):
+        del reader.given["input_reference"]
+        remedy = f"send a file, or {example}; addresses and paths are never opened"
+        reader.refuse("input_reference", f"input_reference is an image: {remedy} (got {shown(value)})")
 
 
 def _read_contract(reader: _Reader) -> dict[str, object]:
     """Take what the service fixes or refuses, then merge `extra_params` into what is left."""
     model = reader.given.pop("model", MODEL_ID)
     if model != MODEL_ID:
-        reader.refuse("model", f"model must be {MODEL_ID} (GET /v1/models lists what is served)")
+        text = f"model must be {MODEL_ID}; GET /v1/models lists what is served (got {shown(model)})"
+        reader.refuse("model", text)
     extra = reader.object("extra_params", '{"resolution": "272p"}')
     contract = dict(reader.given)
     for name, value in extra.items():
@@ -301,6 +319,17 @@ def _is_text(value: object, max_chars: int, min_chars: int = 1) -> bool:
     if not isinstance(value, str) or not min_chars <= len(value) <= max_chars or "\0" in value:
         return False
     return not any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def _got(value: object) -> str:
+    """Show a text by its length where that is what is wrong with it."""
+    return (
+        f"{len(value)} characters" if isinstance(value, str) and len(value) > MAX_GOT_CHARS else shown(value)
+    )
+
+
+def _listed(value: object) -> str:
+    return ", ".join(map(shown, value[:10])) or "an empty list" if isinstance(value, list) else shown(value)
 
 
 def _shown(name: str) -> str:

@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.plain_words import problem_of
 from api.rates import open_ledger, write_headers
 from farm.clock import monotonic_s
 from farm.errors import ErrorDetail, FarmError
@@ -169,11 +170,8 @@ def _of_http_exception(exc: HTTPException) -> FarmError:
 
 
 def _of_validation_error(exc: RequestValidationError) -> FarmError:
-    problems = [
-        Problem(str(entry["loc"][-1]), "invalid_field", f"{entry['loc'][-1]}: {entry['msg']}")
-        for entry in exc.errors()
-    ]
-    return RefusedError(problems)
+    # The first part of the place is where it came from, such as `query`.
+    return RefusedError([problem_of(entry, place=entry["loc"][1:]) for entry in exc.errors()])
 
 
 class ProblemMiddleware:

@@ -1,51 +1,18 @@
-"""What every POST of webhook management does: read the body, check it, act once under an idempotency key."""
+"""What every POST of webhook management does once its body was read: check it, act once under a key."""
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
 
 from fastapi import Request, Response
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from sqlalchemy import Connection
 
-from api.body import BodyRules, read_body
 from api.deps import Services
 from api.idempotency import Answer, answer_once, find_answer, replayed, scope_of
 from api.problems import RefusedError
 from api.webhook_targets import refusal_of
 from farm.accounts import Principal
-from farm.errors import FarmError
 from farm.webhooks.messages import EVENT_TYPES
 from magi2.contract import Problem
-
-MAX_BODY_BYTES = 64 * 1024
-Body = TypeVar("Body", bound=BaseModel)
-
-
-def describe_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Describe a body that is read by hand, for /openapi.json."""
-    return {"requestBody": {"content": {"application/json": {"schema": model.model_json_schema()}}}}
-
-
-async def read_model(request: Request, services: Services, model: type[Body]) -> Body:
-    """Read a JSON body strictly; no body at all means no members.
-
-    Raises:
-        RefusedError: Members that are missing, unknown or not allowed; all of them at once.
-        FarmError: 400, 408, 413 or 415.
-    """
-    members: dict[str, Any] = {}
-    headers = request.headers
-    if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != "application/json":
-            message = f"send application/json (got {media_type[:100] or 'no Content-Type'})"
-            raise FarmError("unsupported_media_type", 415, message)
-        rules = BodyRules(max_bytes=MAX_BODY_BYTES, timeout_s=services.body_rules.timeout_s)
-        members = (await read_body(request, rules)).members
-    try:
-        return model.model_validate(members)
-    except ValidationError as exc:
-        raise RefusedError([_problem(entry) for entry in exc.errors(include_url=False)]) from None
 
 
 async def answer(
@@ -106,9 +73,3 @@ def _event_type_problems(event_types: Iterable[str], name: str) -> list[Problem]
     if all(kind in EVENT_TYPES for kind in event_types):
         return []
     return [Problem(name, "invalid_field", f"{name}: there are only {', '.join(EVENT_TYPES)}")]
-
-
-def _problem(entry: Any) -> Problem:
-    name = str(entry["loc"][0]) if entry["loc"] else "body"
-    shown = name[:64].encode("ascii", "backslashreplace").decode()
-    return Problem(shown, "invalid_field", f"{shown}: {entry['msg']}")

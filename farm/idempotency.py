@@ -157,4 +157,4 @@ def _canonical(value: Any) -> Any:
         except ValueError:
             return value
         return _canonical(parsed) if isinstance(parsed, dict) else value
-    return value if isinstance(value, str) or value is None else json.dumps(value)
+    return value if isinstance(value, str) or value is None else json.dumps(value, default=str)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import structlog
 from fastapi import APIRouter, Depends, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from sqlalchemy import Connection
 
 from api.auth import requires
@@ -19,7 +19,10 @@ from api.intake import PRIORITY_SCOPE, estimated_gpu_s, gpus_of, resolve_profile
 from api.json_body import body_of, read_model
 from api.members import (
     MAX_EXPIRES_IN_S,
+    MAX_PRIORITY,
     MIN_EXPIRES_IN_S,
+    MIN_PRIORITY,
+    PRIORITIES,
     bad_priority,
     priority_of,
     read_metadata,
@@ -34,13 +37,38 @@ from farm.jobs.control import Again, Changes, change_queued, delete_job, request
 from farm.jobs.job import Job
 from farm.jobs.queries import get_job
 from farm.profiles import Profile
-from magi2.contract import MAX_SEED, GenerationRequest, draw_seed, problems_of
+from magi2.contract import MAX_SEED, GenerationRequest, Problem, draw_seed, problems_of
+from magi2.values import shown
 
 log = structlog.get_logger(__name__)
 router = APIRouter(prefix="/v1/videos", tags=["videos"])
 
 Writer = Annotated[Principal, Depends(requires("videos:write"))]
 Canceler = Annotated[Principal, Depends(requires("videos:cancel"))]
+
+
+# Read by hand, so that a refusal is one sentence and not one per type.
+Priority = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": list(PRIORITIES)},
+                {"type": "integer", "minimum": MIN_PRIORITY, "maximum": MAX_PRIORITY},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+NewSeed = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 0, "maximum": MAX_SEED}],
+            "description": "True draws one; a number is taken.",
+        }
+    ),
+]
 
 
 class _Body(BaseModel):
@@ -51,16 +79,14 @@ class RetryBody(_Body):
     """What may be different this time."""
 
     profile: str | None = Field(None, min_length=1, max_length=64)
-    priority: int | str | None = None
-    new_seed: bool | Annotated[int, Field(ge=0, le=MAX_SEED)] = Field(
-        False, description="True draws one; a number is taken."
-    )
+    priority: Priority = None
+    new_seed: NewSeed = False
 
 
 class ChangeBody(_Body):
     """What may change while the video waits."""
 
-    priority: int | str | None = None
+    priority: Priority = None
     metadata: dict[str, str] | None = None
     expires_in: int | None = Field(None, ge=MIN_EXPIRES_IN_S, le=MAX_EXPIRES_IN_S)
 
@@ -91,7 +117,7 @@ async def retry_video(video_id: str, request: Request, services: ServicesDep, pr
     priority = _priority(principal, body.priority)
 
     profile = await resolve_profile(services, body.profile) if body.profile else None
-    seed = _seed(body)
+    seed = _seed(body.new_seed)
 
     def act(conn: Connection) -> Answer:
         found = get_job(conn, principal.account_id, video_id)
@@ -154,16 +180,19 @@ def _priority(principal: Principal, given: Any) -> int | None:
         return None
     priority = priority_of(given)
     if priority is None:
-        raise RefusedError([bad_priority()])
+        raise RefusedError([bad_priority(given)])
     if priority > 0 and PRIORITY_SCOPE not in principal.scopes:
         raise ScopeError(PRIORITY_SCOPE)
     return priority
 
 
-def _seed(body: RetryBody) -> int | None:
-    if body.new_seed is True:
-        return draw_seed()
-    return None if body.new_seed is False else body.new_seed
+def _seed(given: object) -> int | None:
+    if isinstance(given, bool):
+        return draw_seed() if given else None
+    if isinstance(given, int) and 0 <= given <= MAX_SEED:
+        return given
+    text = f"new_seed must be true, false or an integer from 0 to {MAX_SEED} (got {shown(given)})"
+    raise RefusedError([Problem("new_seed", "invalid_field", text)])
 
 
 def _again(conn: Connection, services: Services, job: Job, other: Profile | None, wanted: Again) -> Again:

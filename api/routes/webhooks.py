@@ -18,9 +18,10 @@ from sqlalchemy import Connection
 from api.auth import requires
 from api.deps import Services, ServicesDep
 from api.idempotency import REPLAYED
+from api.json_body import body_of, read_model
 from api.schemas import ProblemBody
 from api.webhook_presenter import Shown, show_attempt, show_delivery, show_endpoint, show_keys
-from api.webhook_requests import answer, check_endpoint, check_event_type, describe_body, read_model
+from api.webhook_requests import answer, check_endpoint, check_event_type
 from api.webhook_schemas import (
     DeliveryListQuery,
     EndpointCreate,
@@ -86,7 +87,7 @@ Receiver = Annotated[Principal, Depends(requires("videos:read"))]
 @router.post(
     "/webhook_endpoints",
     response_model=WebhookEndpointWithSecret,
-    openapi_extra=describe_body(EndpointCreate),
+    openapi_extra=body_of(EndpointCreate),
 )
 async def create_webhook_endpoint(request: Request, services: ServicesDep, principal: Manager) -> Response:
     """Make an endpoint; the answer is the only place that shows its secret."""
@@ -145,7 +146,7 @@ async def get_webhook_endpoint(
 @router.post(
     "/webhook_endpoints/{endpoint_id}",
     response_model=WebhookEndpoint,
-    openapi_extra=describe_body(EndpointUpdate),
+    openapi_extra=body_of(EndpointUpdate),
 )
 async def update_webhook_endpoint(
     endpoint_id: str, request: Request, services: ServicesDep, principal: Manager
@@ -192,7 +193,7 @@ async def delete_webhook_endpoint(
 @router.post(
     "/webhook_endpoints/{endpoint_id}/rotate_secret",
     response_model=WebhookEndpointWithSecret,
-    openapi_extra=describe_body(RotateSecret),
+    openapi_extra=body_of(RotateSecret),
 )
 async def rotate_webhook_secret(
     endpoint_id: str, request: Request, services: ServicesDep, principal: Manager
@@ -218,7 +219,7 @@ async def rotate_webhook_secret(
 @router.post(
     "/webhook_endpoints/{endpoint_id}/test",
     response_model=WebhookEndpointTest,
-    openapi_extra=describe_body(SampleRequest),
+    openapi_extra=body_of(SampleRequest),
 )
 async def test_webhook_endpoint(
     endpoint_id: str, request: Request, services: ServicesDep, principal: Manager
@@ -274,7 +275,7 @@ async def list_webhook_deliveries(
 @router.post(
     "/webhook_endpoints/{endpoint_id}/replay",
     response_model=WebhookEndpointReplay,
-    openapi_extra=describe_body(ReplayRange),
+    openapi_extra=body_of(ReplayRange),
 )
 async def replay_webhook_range(
     endpoint_id: str, request: Request, services: ServicesDep, principal: Manager

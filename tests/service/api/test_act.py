@@ -105,7 +105,7 @@ async def test_retry_of_what_is_active_done_or_unknown_is_refused(
     [
         ({"profile": "nothing"}, "profile"),
         ({"priority": "urgent"}, "priority"),
-        ({"new_seed": -1}, "new_seed.constrained-int"),
+        ({"new_seed": -1}, "new_seed"),
         ({"seed": 1}, "seed"),
     ],
 )

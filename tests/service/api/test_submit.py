@@ -183,7 +183,7 @@ async def test_all_problems_of_a_request_are_reported_at_once(client: httpx.Asyn
 async def test_error_body_serves_both_worlds(client: httpx.AsyncClient) -> None:
     answer = await client.post("/v1/videos", json={"prompt": "a fox", "seconds": 5})
     request_id = answer.headers["x-request-id"]
-    message = "seconds must be 10; MAGI-2 Preview makes 10-second clips only"
+    message = "seconds must be 10; MAGI-2 Preview makes 10-second clips only (got 5)"
     assert answer.json() == {
         "type": "urn:magi2:error:unsupported_duration",
         "title": "Unsupported duration",
@@ -376,3 +376,41 @@ async def test_temporary_files_are_gone_after_a_submit_and_after_a_refusal(
     files = {"prompt": (None, ""), "input_reference": ("a.png", image_bytes(), "image/png")}
     assert (await client.post("/v1/videos", files=files)).status_code == 422
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.req("F-10")
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/v1/videos/sync?timeout=soon", "timeout must be an integer (got soon)"),
+        ("/v1/videos/sync?timeout=0", "timeout must be at least 1 (got 0)"),
+        ("/v1/videos/sync?on_disconnect=x", "on_disconnect must be one of cancel or keep (got x)"),
+    ],
+)
+async def test_parameter_that_is_refused_is_told_in_our_words(
+    client: httpx.AsyncClient, path: str, sentence: str
+) -> None:
+    answer = await client.post(path, json=SUBMIT)
+    assert (answer.status_code, answer.json()["detail"]) == (422, sentence)
+
+
+@pytest.mark.req("F-10")
+async def test_member_of_a_key_that_is_refused_is_told_in_our_words(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/keys", json={"expires_at": "tomorrow", "scopes": "videos:read"})
+    said = {entry["loc"]: entry["msg"] for entry in answer.json()["errors"]}
+    assert said["scopes"] == "scopes must be a list (got videos:read)"
+    assert said["expires_at"].startswith("expires_at must be a time such as 2026-12-31T00:00:00Z")
+
+
+@pytest.mark.req("F-10")
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "huge"}])
+async def test_seed_of_thousands_of_digits_is_refused_by_its_name(
+    client: httpx.AsyncClient, headers: dict[str, str]
+) -> None:
+    body = '{"prompt": "a fox", "seed": ' + "9" * 5_000 + "}"
+    answer = await client.post(
+        "/v1/videos", content=body, headers={"Content-Type": "application/json", **headers}
+    )
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["loc"] == "seed"
+    assert "(got 9999999" in answer.json()["detail"]

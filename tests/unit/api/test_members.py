@@ -228,3 +228,34 @@ def test_any_json_is_sorted_without_an_error(raw: dict[str, Any]) -> None:
     for problem in problems:
         problem.message.encode()
         problem.field.encode()
+
+
+@pytest.mark.parametrize(
+    "value", ["https://example.com/a.png", "/etc/passwd", "first.png", "data:image/png;base64,AAAA", ""]
+)
+@pytest.mark.req("F-13")
+def test_reference_that_is_a_text_is_told_how_an_image_is_given(value: str) -> None:
+    problem = refused(prompt="a fox", input_reference=value)
+    assert problem.field == "input_reference"
+    assert "send a file" in problem.message
+    assert "JSON" not in problem.message
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "got"),
+    [
+        ("priority", 11, "11"),
+        ("priority", "urgent", "urgent"),
+        ("expires_in", 5, "5"),
+        ("max_attempts", "many", "many"),
+        ("user", 7, "7"),
+        ("user", "u" * 129, "129 characters"),
+        ("metadata", [1], "a value of type list"),
+        ("metadata", {"a": 5}, "5"),
+        ("reuse", "always", "always"),
+        ("model", "sora", "sora"),
+        ("webhook", {"url": "https://a.example", "events": ["video.begun"]}, "video.begun"),
+    ],
+)
+def test_refusal_says_what_was_given(member: str, value: object, got: str) -> None:
+    assert refused(prompt="a fox", **{member: value}).message.endswith(f"(got {got})")

@@ -94,9 +94,11 @@ def test_foreign_errors_are_translated_without_their_text(exc: Exception, code: 
 
 
 def test_wrong_parameters_are_named() -> None:
-    wrong = [{"loc": ("query", "wait"), "msg": "too large", "type": "x"}]
+    wrong = [{"loc": ("query", "wait"), "msg": "Input should be", "type": "int_parsing", "input": "soon"}]
     error = as_farm_error(RequestValidationError(wrong))
-    assert [(entry.loc, entry.msg) for entry in error.errors] == [("wait", "wait: too large")]
+    assert [(entry.loc, entry.msg) for entry in error.errors] == [
+        ("wait", "wait must be an integer (got soon)")
+    ]
 
 
 def test_headers_follow_the_status() -> None:
