@@ -1,4 +1,4 @@
-"""What a user does to a job: cancel, delete, retry, change while it waits.
+"""What a user does to a job: cancel, delete, retry, change while it waits; an operator may quarantine it.
 
 Each locks the job first, so it and a worker's write are one after the other: whoever commits first wins, and
 the other sees it.
@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from farm import quarantine
 from farm.accounts import check_room
 from farm.errors import (
     AlreadyFinishedError,
@@ -17,12 +18,14 @@ from farm.errors import (
     ContentExpiredError,
     NotFoundError,
     NotRetryableError,
+    QuarantinedError,
 )
 from farm.jobs.job import DEFAULT_RULES, PRIORITY_HEAD_START, Job, Rules
 from farm.jobs.policy import error_of
 from farm.jobs.queries import get_input
 from farm.jobs.states import RETRYABLE, State
 from farm.jobs.transition import Locked, lock_job, move, record_event
+from farm.quarantine import Reason
 from magi2.contract import GenerationRequest, wave_key
 
 
@@ -84,12 +87,15 @@ def retry(
 
     Raises:
         NotFoundError, NotRetryableError, QueueFullError, QuotaExceededError: As their names say.
+        QuarantinedError: An operator must release it first.
         ContentExpiredError: Its image was removed.
     """
     locked = _lock_visible(conn, account_id, job_id)
     found = locked.job
     if found.state not in RETRYABLE:
         raise NotRetryableError(job_id, found.state)
+    if quarantine.is_quarantined(conn, job_id):
+        raise QuarantinedError(job_id)
     image = get_input(conn, found)
     if image is not None and image.deleted_at is not None:
         raise ContentExpiredError(job_id)
@@ -138,6 +144,20 @@ def change_queued(conn: Connection, account_id: str, job_id: str, changes: Chang
         return found
     named = [name for name in ("priority", "metadata", "expires_in_s") if name in columns]
     return record_event(conn, locked, "changed", {"changed": named}, **columns)
+
+
+def quarantine_job(conn: Connection, job_id: str, by: str, note: str = "") -> Job:
+    """Stop a job if it has not ended, and keep it from being retried; an operator's act on any account.
+
+    Raises:
+        NotFoundError: There is none of this id.
+    """
+    locked = lock_job(conn, job_id)
+    if locked is None:
+        raise NotFoundError(job_id)
+    found = locked.job if locked.job.is_finished else _stop(conn, locked, by)
+    quarantine.put(conn, job_id, found.epoch, Reason.OPERATOR, {"note": note}, by=by)
+    return found
 
 
 def _stop(conn: Connection, locked: Locked, by: str) -> Job:

@@ -6,22 +6,27 @@ in `farm/jobs/control.py`.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, or_, select, update
+import structlog
+from sqlalchemy import Connection, ScalarSelect, func, insert, or_, select, update
 
+from farm import quarantine
 from farm.clock import db_after, db_now, db_seconds
-from farm.db.tables import asset, job, worker_group
+from farm.db.tables import asset, job, job_attempt, wave, worker_group
 from farm.ids import new_id
 from farm.jobs.job import DEFAULT_RULES, Beat, Job, NewAsset, Rules
 from farm.jobs.phases import Progress
 from farm.jobs.policy import Action, Failure, FailureKind, decide, error_of
 from farm.jobs.states import ACTIVE, State
 from farm.jobs.transition import Locked, lock_job, move, transition
+from farm.quarantine import Reason
 from farm.webhooks.messages import write_progress
+
+log = structlog.get_logger(__name__)
 
 # An agent that is alive ends an attempt at its deadline by itself; the sweep waits so much longer for it.
 DEADLINE_GRACE_S = 120.0
@@ -37,6 +42,7 @@ class Result:
     assets: Sequence[NewAsset]
     timings: dict[str, float] = field(default_factory=dict)
     peak_memory_mb: int | None = None
+    measured: Mapping[str, Any] | None = None
 
 
 def beat(
@@ -106,7 +112,11 @@ def succeed(conn: Connection, job_id: str, epoch: int, result: Result) -> bool:
         for stored in result.assets
     ]
     conn.execute(insert(asset).values(rows))
-    attempt = {"timings": result.timings, "peak_memory_mb": result.peak_memory_mb}
+    attempt = {
+        "timings": result.timings,
+        "peak_memory_mb": result.peak_memory_mb,
+        "measured": result.measured,
+    }
     done = move(conn, held, to=State.SUCCEEDED, result=result.data, attempt=attempt)
     return done is not None
 
@@ -155,15 +165,23 @@ def reap_leases(conn: Connection, *, rules: Rules = DEFAULT_RULES, limit: int = 
     is_late = job.c.attempt_deadline < db_now()
     is_much_too_late = job.c.attempt_deadline < db_now() - db_seconds(DEADLINE_GRACE_S)
     found = (
-        select(job.c.id, job.c.account_id, job.c.epoch, func.coalesce(is_late, False).label("is_late"))
+        select(
+            job.c.id,
+            job.c.account_id,
+            job.c.epoch,
+            job.c.group_id,
+            func.coalesce(is_late, False).label("is_late"),
+            func.coalesce(_neighbours(), 0).label("neighbours"),
+        )
         .where(job.c.state.in_(ACTIVE), or_(is_lost, is_much_too_late))
         .limit(limit)
-        .with_for_update(skip_locked=True)
+        .with_for_update(of=job, skip_locked=True)
     )
     rows = sorted(conn.execute(found), key=lambda row: (row.account_id, row.id))
     for row in rows:
         kind = FailureKind.DEADLINE if row.is_late else FailureKind.AGENT_LOST
-        fail(conn, row.id, row.epoch, Failure(kind), rules=rules)
+        log.warning("lease_swept", job_id=row.id, epoch=row.epoch, group=row.group_id, err=kind.value)
+        fail(conn, row.id, row.epoch, Failure(kind, neighbours=row.neighbours), rules=rules)
     return len(rows)
 
 
@@ -190,6 +208,16 @@ def _is_served(conn: Connection, job_id: str) -> bool:
     return bool(conn.execute(select(live.exists()).where(job.c.id == job_id)).scalar_one())
 
 
+def _neighbours() -> ScalarSelect[int]:
+    """Count the other members of the wave in which a job runs; null where it runs in none."""
+    return (
+        select(wave.c.num_members - 1)
+        .join(job_attempt, job_attempt.c.wave_id == wave.c.id)
+        .where(job_attempt.c.job_id == job.c.id, job_attempt.c.epoch == job.c.epoch)
+        .scalar_subquery()
+    )
+
+
 def _lock_held(conn: Connection, job_id: str, epoch: int) -> Locked | None:
     """Lock a job and return it if this epoch still holds it."""
     locked = lock_job(conn, job_id)
@@ -214,7 +242,7 @@ def _apply(conn: Connection, held: Locked, failure: Failure, action: Action) -> 
     event_data: dict[str, Any] = {"failure": str(failure.kind)}
     if action.columns.get("profile", profile) != profile:
         event_data |= {"rerouted_from": profile, "rerouted_to": action.columns["profile"]}
-    return move(
+    after = move(
         conn,
         held,
         to=action.to,
@@ -223,3 +251,30 @@ def _apply(conn: Connection, held: Locked, failure: Failure, action: Action) -> 
         after_s=after_s,
         **columns,
     )
+    if after is not None:
+        _tell(held.job, after, failure, action)
+        if action.to is State.FAILED and (action.error or {}).get("code") == "poison_job":
+            quarantine.put(conn, after.id, after.epoch, Reason.POISON, _evidence(conn, after))
+    return after
+
+
+def _tell(before: Job, after: Job, failure: Failure, action: Action) -> None:
+    """Write one line for what became of an attempt; who reads only the log must not have to guess."""
+    word = {State.QUEUED: "job_requeued", State.FAILED: "job_failed"}.get(after.state, "job_canceled")
+    facts = {"job_id": after.id, "epoch": after.epoch, "group": before.group_id, "profile": after.profile}
+    log.info(word, **facts, failure=str(failure.kind), wait_s=round(action.delay_s, 1))
+
+
+def _evidence(conn: Connection, poison: Job) -> dict[str, Any]:
+    """Gather what the attempts of a poison job left behind, for the operator who has to judge it."""
+    attempts = (
+        select(job_attempt.c.epoch, job_attempt.c.group_id, job_attempt.c.error)
+        .where(job_attempt.c.job_id == poison.id, job_attempt.c.error.is_not(None))
+        .order_by(job_attempt.c.epoch)
+    )
+    return {
+        "crash_count": poison.crash_count,
+        "crash_groups": poison.crash_groups,
+        "crashed_waves": poison.crashed_waves,
+        "attempts": [dict(row) for row in conn.execute(attempts).mappings()],
+    }

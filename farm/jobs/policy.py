@@ -58,13 +58,15 @@ class Failure:
 
     `message` is shown to the user, so it holds no path, host or exception text (only INVALID_INPUT needs
     one); `detail` is for operators: exception text, log tail, exit codes. `roomier_profile` is where a job
-    that ran out of memory may run instead (`Profiles.roomier`), if there is such a place.
+    that ran out of memory may run instead (`Profiles.roomier`), if there is such a place. `neighbours` is how
+    many other jobs ran in the same wave: any of them may be to blame for a crash.
     """
 
     kind: FailureKind
     message: str | None = None
     detail: dict[str, Any] = field(default_factory=dict)
     roomier_profile: str | None = None
+    neighbours: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ def _out_of_memory(case: _Case) -> Action:
 
 
 def _crash(case: _Case) -> Action:
+    if case.failure.neighbours:
+        return _agent_lost(case)  # nobody knows yet whose crash it was
     job = case.job
     crashes = job.crash_count + 1
     groups = sorted({*job.crash_groups, job.group_id or ""})
@@ -131,6 +135,8 @@ def _crash(case: _Case) -> Action:
 def _agent_lost(case: _Case) -> Action:
     job = case.job
     columns = {"infra_losses": job.infra_losses + 1}
+    if case.failure.neighbours:
+        columns["crashed_waves"] = job.crashed_waves + 1
     if job.infra_losses >= case.rules.max_infra_losses:
         return _fail("worker_lost", columns=columns)
     delay_s = _backoff_s(job.infra_losses - 1, case.spread) if job.infra_losses else 0.0

@@ -18,53 +18,16 @@ from farm.jobs.control import request_cancel
 from farm.jobs.job import DEFAULT_RULES, Claimed, Job, NewAsset, Rules
 from farm.jobs.lifecycle import Result
 from farm.jobs.policy import Failure, FailureKind
-from farm.jobs.states import ACTIVE, State
+from farm.jobs.states import State
 from farm.jobs.submit import Submission, submit
+from farm.jobs.wave_claim import ClaimedWave, claim_wave
 from tests.job_rows import REQUEST
+from tests.row_invariants import IN_FLIGHT, NEVER
 
 PROFILE = "tiny-cpu"
 GROUP = "group-a"
 VIDEO = NewAsset("video", "v1/x/video.mp4", 10, "ab" * 32, "video/mp4", 448, 256)
 RESULT = Result({"bytes": 10}, [VIDEO], {"render": 2.0}, 100)
-
-
-_ACTIVE = ", ".join(f"'{state}'" for state in ACTIVE)
-# Each finds rows that must not exist.
-_NEVER = (
-    # Events are numbered without gaps, and the job knows the newest.
-    "SELECT job_id FROM job_event GROUP BY job_id HAVING count(*) <> max(seq) OR min(seq) <> 1",
-    "SELECT id FROM job j WHERE seq <> (SELECT max(seq) FROM job_event e WHERE e.job_id = j.id)",
-    # Neither epochs nor times ever fall.
-    """SELECT job_id FROM (
-           SELECT job_id, epoch, at, lag(epoch) OVER w AS epoch_before, lag(at) OVER w AS at_before
-           FROM job_event WINDOW w AS (PARTITION BY job_id ORDER BY seq)) e
-       WHERE epoch < epoch_before OR at < at_before""",
-    # Nobody wins twice, and success comes with its object.
-    "SELECT job_id FROM job_attempt WHERE outcome = 'succeeded' GROUP BY job_id HAVING count(*) > 1",
-    """SELECT id FROM job j WHERE (state = 'succeeded') <> EXISTS (
-           SELECT FROM asset a WHERE a.job_id = j.id AND a.epoch = j.epoch AND a.kind = 'video')""",
-    # Counters equal a recount.
-    f"""SELECT account_id FROM account_usage u WHERE (queued, running) <> (
-            SELECT count(*) FILTER (WHERE state = 'queued'), count(*) FILTER (WHERE state IN ({_ACTIVE}))
-            FROM job j WHERE j.account_id = u.account_id)""",
-    # An active job has an open attempt of its epoch, and no other job has one.
-    f"""SELECT id FROM job j WHERE (state IN ({_ACTIVE})) <> EXISTS (
-            SELECT FROM job_attempt a WHERE a.job_id = j.id AND a.epoch = j.epoch AND a.outcome IS NULL)""",
-    """SELECT a.job_id FROM job_attempt a JOIN job j ON j.id = a.job_id
-       WHERE outcome IS NULL AND a.epoch < j.epoch""",
-    # Whoever subscribed hears of every event of that type, once, and of nothing else.
-    """SELECT e.id, v.job_id, v.seq FROM webhook_endpoint e
-       JOIN job j ON j.account_id = e.account_id AND (e.job_id IS NULL OR e.job_id = j.id)
-       JOIN job_event v ON v.job_id = j.id
-       WHERE 'video.' || replace(replace(v.type, 'succeeded', 'completed'), 'starting', 'started')
-             = ANY(e.event_types)
-         AND 1 <> (SELECT count(*) FROM webhook_message m JOIN webhook_delivery d ON d.message_id = m.id
-                   WHERE m.job_id = j.id AND m.seq = v.seq AND d.endpoint_id = e.id)""",
-    """SELECT m.id FROM webhook_message m
-       WHERE (m.type <> 'video.progress'
-              AND NOT EXISTS (SELECT FROM job_event v WHERE v.job_id = m.job_id AND v.seq = m.seq))
-          OR NOT EXISTS (SELECT FROM webhook_delivery d WHERE d.message_id = m.id)""",
-)
 
 
 @dataclass
@@ -109,6 +72,13 @@ class Driver:
     ) -> Claimed | None:
         """Claim the next job."""
         return self.run(claim, group, profile, f"boot-of-{group}", versions, rules=self.rules)
+
+    def claim_wave(
+        self, group: str = GROUP, profile: str = PROFILE, *, num_slots: int = 4
+    ) -> ClaimedWave | None:
+        """Claim the next wave."""
+        boot = f"boot-of-{group}"
+        return self.run(claim_wave, group, profile, boot, (1,), num_slots=num_slots, rules=self.rules)
 
     def job(self, job_id: str) -> Job:
         """Read a job as it is, hidden or not."""
@@ -177,8 +147,8 @@ class Driver:
 
     def check_invariants(self) -> None:
         """Assert what must hold after any history whatever."""
-        for broken in _NEVER:
-            assert self.sql(broken) == [], broken
+        for query in (*NEVER.values(), IN_FLIGHT):
+            assert self.sql(query) == [], query
 
 
 def in_threads(acts: Iterable[Callable[[], Any]]) -> list[Any]:

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from farm import quarantine
 from farm.errors import AlreadyFinishedError, NotFoundError, NotRetryableError, QueueFullError
 from farm.jobs import lifecycle
 from farm.jobs.control import Again, delete_job, request_cancel, retry
@@ -120,6 +121,7 @@ def test_a_retry_forgets_the_failures_before_it(driver):
     driver.age(job.id, not_before="1 second")
     driver.claim("group-b")
     driver.run(lifecycle.fail, job.id, 2, Failure(FailureKind.CRASH))
+    driver.run(quarantine.release, job.id, "operator")
     queued = again(driver, job)
     assert (queued.crash_count, queued.crash_groups, queued.attempts_used) == (0, [], 0)
     assert driver.claim("group-a") is not None

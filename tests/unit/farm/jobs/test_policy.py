@@ -171,3 +171,22 @@ def test_only_what_cannot_change_is_not_worth_a_retry():
     ]
     lost = {code for code in codes if not error_of(code)["retryable"]}
     assert lost == {"invalid_input", "out_of_memory", "poison_job"}
+
+
+@pytest.mark.req("F-45")
+def test_a_crash_beside_neighbours_is_a_loss_of_the_farm_and_blames_nobody():
+    action = outcome(FailureKind.CRASH, running_job(crash_count=2, crashed_waves=1), neighbours=3)
+    assert (action.to, action.delay_s) == (State.QUEUED, 0)
+    assert action.columns == {"infra_losses": 1, "crashed_waves": 2}
+
+
+@pytest.mark.req("F-46")
+def test_a_crash_without_neighbours_is_the_jobs_own_also_after_crashed_waves():
+    action = outcome(FailureKind.CRASH, running_job(crashed_waves=2, infra_losses=2, attempts=3))
+    assert action.columns == {"crash_count": 1, "crash_groups": ["group-a"]}
+
+
+def test_an_agent_lost_with_a_wave_counts_as_a_crashed_wave():
+    alone, together = (outcome(FailureKind.AGENT_LOST, neighbours=count) for count in (0, 1))
+    assert alone.columns == {"infra_losses": 1}
+    assert together.columns == {"infra_losses": 1, "crashed_waves": 1}
