@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +274,42 @@ class SamplingConfig:
 
 
 @dataclass(frozen=True)
+class CacheConfig:
+    """When a step may take its layers from the cache; a request decides whether at all.
+
+    Args:
+        threshold: Largest relative change of the first layer's output, between 0 and 1.
+        warmup_steps: Steps at the begin that are always computed.
+        max_consecutive: Most cached steps in a row.
+    """
+
+    threshold: float = 0.24
+    warmup_steps: int = 4
+    max_consecutive: int = 3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold < 1:
+            raise ValueError(f"the cache's threshold must lie between 0 and 1 (got {self.threshold})")
+        if self.warmup_steps < 1 or self.max_consecutive < 1:
+            raise ValueError(
+                f"the cache's warm-up and cap must be at least one step (got {self.warmup_steps} and "
+                f"{self.max_consecutive})"
+            )
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> CacheConfig:
+        """Read the members of a profile's row, such as `cache_threshold`; what it leaves out is usual.
+
+        Raises:
+            ValueError: A number is out of range.
+        """
+        return cls(**{name: row[f"cache_{name}"] for name in CACHE_NUMBERS if f"cache_{name}" in row})
+
+
+CACHE_NUMBERS = tuple(each.name for each in fields(CacheConfig))
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """How one process runs the engine.
 
@@ -284,6 +320,7 @@ class EngineConfig:
         deterministic: Fixed for the life of the process.
         crf: Quality of the H.264 stream.
         noise_device: Whose generator draws the noise; None means that of `device`.
+        cache: When requests with the acceleration `cache_dit` may skip layers.
     """
 
     checkpoint: Path
@@ -292,6 +329,7 @@ class EngineConfig:
     deterministic: bool = False
     crf: int = 10
     noise_device: str | None = None
+    cache: CacheConfig = field(default_factory=CacheConfig)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -10,7 +10,8 @@ file, reads no environment and draws no seed: the request says everything.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -24,6 +25,7 @@ from magi2.checkpoint.load import load_transformer
 from magi2.checkpoint.verify import AUDIO_DECODER, IMAGE_VAE, TURBO_VAE, verify_checkpoint
 from magi2.config import EngineConfig, ModelConfig, SamplingConfig
 from magi2.contract import (
+    ACCELERATIONS,
     IMAGE_FIELD,
     NUM_FRAMES,
     TIERS,
@@ -45,6 +47,7 @@ from magi2.parallel.groups import Groups
 from magi2.parallel.layout import check
 from magi2.parallel.memory import check_memory, plan
 from magi2.record import ProgressFn, RenderStats, RunRecord, silent
+from magi2.sampling.cache import StepCache, cached, missing_package
 from magi2.sampling.loop import denoise
 from magi2.sampling.noise import Latents, draw_noise
 from magi2.text.prompt import encoder_text
@@ -211,7 +214,9 @@ class Magi2Pipeline:
         """Return the upright picture of a request without problems."""
         if Magi2Pipeline._open is not self:
             raise EngineError("the pipeline is closed; open another")
-        problems = problems_of(request, default_limits(deterministic=self.config.deterministic))
+        limits = default_limits(deterministic=self.config.deterministic)
+        problems = problems_of(request, replace(limits, accelerations=ACCELERATIONS))
+        problems += self._acceleration_problems(request)
         if request.has_image != (image is not None):
             text = "the request and its image do not fit together: has_image must say whether one came"
             problems.append(Problem(IMAGE_FIELD, "image_count", text))
@@ -223,6 +228,21 @@ class Magi2Pipeline:
         text = encoder_text(request.prompt, has_image=request.has_image)
         self.tokenizer.tokenize_prompt(text)
         return picture
+
+    def _acceleration_problems(self, request: GenerationRequest) -> list[Problem]:
+        """Return why this engine cannot skip what the request lets it skip."""
+        if request.acceleration == ACCELERATIONS[0]:
+            return []
+        why = missing_package()
+        if self.groups.layout.data_parallel > 1:
+            why = "--data-parallel above 1: ranks may skip different collectives; use off"
+        return [Problem("acceleration", "profile_limit", f"acceleration cache_dit: {why}")] if why else []
+
+    def _cached(self, request: GenerationRequest) -> AbstractContextManager[StepCache | None]:
+        """Let layers be skipped while the block runs, if the request wants it."""
+        if request.acceleration == ACCELERATIONS[0]:
+            return nullcontext()
+        return cached(self.transformer.block, self.config.cache, request.num_inference_steps)
 
     def _encode(self, request: GenerationRequest, picture: Picture | None, run: RunRecord) -> Conditioning:
         """Turn prompt, negative prompt and picture into what every rank's transformer is conditioned on."""
@@ -254,9 +274,9 @@ class Magi2Pipeline:
         noise = draw_noise(request.seed, TIERS[request.tier], source).to(self.device)
         denoiser = TransformerDenoiser(self.transformer, conditioning)
         num_steps = request.num_inference_steps
-        with run.stage("denoise", num_steps) as done:
+        with run.stage("denoise", num_steps) as done, self._cached(request) as cache:
             run.note(conditioning, denoiser.token_counts(noise.video, noise.audio))
-            return denoise(
+            latents = denoise(
                 denoiser,
                 noise.video,
                 noise.audio,
@@ -265,6 +285,9 @@ class Magi2Pipeline:
                 on_step=lambda step, _total: done(step),
                 should_stop=run.should_stop,
             )
+            if cache is not None:
+                run.acceleration = cache.report(self.groups.replica).to_json()
+            return latents
 
     def _decode(self, request: GenerationRequest, latents: Latents, run: RunRecord) -> Clip | None:
         """Turn the latents into frames and samples; None where they are another rank's."""

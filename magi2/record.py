@@ -27,13 +27,15 @@ _COUNTED = (Kind.VIDEO, Kind.AUDIO, Kind.TEXT, Kind.SPECIAL, Kind.REFERENCE)
 class RenderStats:
     """What a render took, in seconds and MiB of device memory, and what the model was conditioned on.
 
-    The peak is the largest of all ranks; with several, each one's stands beside it.
+    The peak is the largest of all ranks; with several, each one's stands beside it. `acceleration` says which
+    steps were not computed in full, and is None where all were.
     """
 
     stage_durations: dict[str, float]
     peak_memory_mb: float | None
     conditioning: dict[str, Any]
     rank_peak_memory_mb: list[float] | None = None
+    acceleration: dict[str, Any] | None = None
 
 
 @dataclass
@@ -51,6 +53,7 @@ class RunRecord:
     should_stop: Callable[[], bool]
     durations: dict[str, float] = field(default_factory=dict)
     conditioning: dict[str, Any] = field(default_factory=dict)
+    acceleration: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.device.type == "cuda":
@@ -94,10 +97,11 @@ class RunRecord:
     def stats(self, replica: Group = ALONE) -> RenderStats:
         """Return the record of a finished render; all ranks of the replica must ask."""
         if self.device.type != "cuda":
-            return RenderStats(self.durations, None, self.conditioning)
+            return RenderStats(self.durations, None, self.conditioning, acceleration=self.acceleration)
         own = torch.tensor(torch.cuda.max_memory_allocated(self.device) / 2**20)
         peaks = replica.stack(own).tolist()
-        return RenderStats(self.durations, max(peaks), self.conditioning, peaks if len(peaks) > 1 else None)
+        each = peaks if len(peaks) > 1 else None
+        return RenderStats(self.durations, max(peaks), self.conditioning, each, self.acceleration)
 
 
 def silent(_phase: str, _finished: int, _total: int) -> None:

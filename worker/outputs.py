@@ -164,6 +164,7 @@ def _result_data(
         "peak_memory_mb": output.stats.get("peak_memory_mb"),
         "conditioning": output.stats.get("conditioning", {}),
         "acceleration": request.acceleration,
+        "acceleration_report": output.stats.get("acceleration"),
         "engine": fingerprint,
     }
 

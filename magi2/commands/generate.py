@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from magi2.commands.checkpoint_folder import checkpoint_folder
 from magi2.commands.console import Exit, counted, note, phase_bars, say
-from magi2.commands.layout_flags import add_layout_flags, layout_of
+from magi2.commands.layout_flags import add_layout_flags, cache_of, layout_of
 from magi2.config import DTYPES, EngineConfig, Launch, engine_environment, read_launch
-from magi2.contract import GenerationRequest, ImageFacts, Problem, default_limits, validate
+from magi2.contract import ACCELERATIONS, GenerationRequest, ImageFacts, Problem, default_limits, validate
 from magi2.errors import InvalidInput, LayoutError
 from magi2.parallel.layout import Layout, check, refuse_absent
 
@@ -113,9 +113,10 @@ def _read(arguments: argparse.Namespace) -> _Job:
         device=_device(arguments.device, launch),
         dtype=arguments.dtype,
         deterministic=deterministic,
+        cache=cache_of(arguments),
     )
     return _Job(
-        outcome.request,
+        replace(outcome.request, acceleration=ACCELERATIONS[layout.cache_dit]),
         images[0] if images else None,
         arguments.output,
         engine,
@@ -138,7 +139,10 @@ def _layout(arguments: argparse.Namespace, root: Path, launch: Launch) -> Layout
     refuse_absent(layout)
     # Imported here: a broken rule does not wait for the reader of checkpoints.
     from magi2.checkpoint.index import read_model_config
+    from magi2.sampling.cache import missing_package  # as above
 
+    if layout.cache_dit and (why := missing_package()):
+        raise LayoutError(f"--cache-dit: {why}")
     check(layout, read_model_config(root), launched=launch.world)
     if layout.warning and launch.rank == 0:
         note(f"magi2: {layout.warning}")
@@ -232,3 +236,5 @@ def _report(job: _Job, rendered: Rendered, durations: Mapping[str, float]) -> No
     say(", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in durations.items()))
     if peak is not None:
         say(f"peak device memory {peak:.0f} MiB")
+    if accelerated := rendered.stats.acceleration:
+        say(f"{len(accelerated['cached_steps'])} of {steps} from the cache")

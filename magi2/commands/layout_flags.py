@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from magi2.config import CacheConfig
 from magi2.errors import LayoutError
 from magi2.parallel.layout import AUTO, UNSUPPORTED, Layout
 
@@ -29,7 +30,7 @@ _SWITCHES = {
     "cpu-offload": "only together with --layerwise",
     "dlo": "distributed layerwise offload, gathered over replicas",
     "dlo-no-allgather": "with --dlo: every rank streams its own blocks",
-    "cache-dit": "skip layers whose input barely changed",
+    "cache-dit": "skip layers in steps that barely change the first one's output (approximate)",
 }
 LAYOUT_FLAGS = tuple(
     name.replace("-", "_") for name in (*_NUMBERS, *_SWITCHES, "resident-blocks", *UNSUPPORTED)
@@ -58,20 +59,35 @@ def layout_of(arguments: argparse.Namespace, *, profiles: Path = PROFILES_FILE) 
         LayoutError: There is no such profile, or a rule is broken; the message names the flags.
     """
     row = _profile_row(arguments.profile, profiles) if arguments.profile else {}
+    layout = {flag: row[flag] for flag in LAYOUT_FLAGS if flag in row}
+    # A profile says who may use the cache; on the command line it is used where the row uses it unasked.
+    layout["cache_dit"] = row.get("cache_dit") in {"on", True}  # YAML reads a bare `on` as a boolean
     given = {name: getattr(arguments, name) for name in LAYOUT_FLAGS}
-    return Layout.from_flags(row | {name: value for name, value in given.items() if value is not None})
+    return Layout.from_flags(layout | {name: value for name, value in given.items() if value is not None})
+
+
+def cache_of(arguments: argparse.Namespace, *, profiles: Path = PROFILES_FILE) -> CacheConfig:
+    """Return when steps may be cached: as the profile says, else the usual.
+
+    Raises:
+        LayoutError: There is no such profile, or a number is out of range.
+    """
+    row = _profile_row(arguments.profile, profiles) if arguments.profile else {}
+    try:
+        return CacheConfig.from_row(row)
+    except ValueError as error:
+        raise LayoutError(f"--profile {arguments.profile}: {error}") from None
 
 
 def _profile_row(name: str, path: Path) -> dict[str, Any]:
-    """Read the layout's part of a row; the farm checks the rest of the file."""
+    """Read a row; the farm checks the rest of the file."""
     try:
         rows = dict(yaml.safe_load(path.read_text(encoding="utf-8"))["profiles"])
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
         raise LayoutError(f"--profile {name}: {path} is no table of profiles: {error}") from None
     if name not in rows:
         raise LayoutError(f"--profile {name}: {path.name} has no such row; there are {', '.join(rows)}")
-    row = dict(rows[name])
-    return {flag: row[flag] for flag in LAYOUT_FLAGS if flag in row and flag != "cache_dit"}
+    return dict(rows[name])
 
 
 def _count_or_auto(text: str) -> int | str:

@@ -258,7 +258,6 @@ def refuse_absent(layout: Layout) -> None:
         "--dlo": layout.dlo,
         "--layerwise": layout.layerwise,
         "--cpu-offload": layout.cpu_offload,
-        "--cache-dit": layout.cache_dit,
     }
     asked = [flag for flag, is_asked in absent.items() if is_asked]
     if asked:

@@ -1,8 +1,7 @@
 """What every rank of a world checks: layouts against one rank's model, and mutations that must be noticed."""
 
 import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -23,47 +22,21 @@ from magi2.model import transformer as transformer_module
 from magi2.model.denoiser import TransformerDenoiser
 from magi2.model.transformer import Magi2Transformer
 from magi2.parallel import tensor, ulysses
-from magi2.parallel.groups import Groups, open_groups
 from magi2.parallel.layout import Layout, rank_groups, span, split_lengths
 from magi2.parallel.memory import plan, rank_bytes
 from magi2.pipeline import Magi2Pipeline
 from magi2.sampling.guidance import guide
-from magi2.sampling.loop import denoise
 from magi2.sampling.unipc import FlowUniPC, schedule
 from magi2.vae.turbo import TurboDecoder
 from tests import tolerances
 from tests.golden.discovery import matching
 from tests.golden.dit_cases import batch_of, read_case, read_config
 from tests.golden.test_dit import noisy_time_row
-from tests.multiprocess.models import CONFIGS, conditioning, latents, load, predict, seeded
-from tests.multiprocess.spawn import CASE_TIMEOUT_S, Case, World
+from tests.multiprocess.models import CONFIGS, conditioning, latents, load, predict, seeded, solve
+from tests.multiprocess.registry import case, groups_of, largest_error
+from tests.multiprocess.spawn import Case, World
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-CASES: dict[str, Case] = {}
-WORLDS: dict[int, list[str]] = {2: [], 4: [], 8: []}
-
-
-def case(world: int, name: str) -> Callable[[Case], Case]:
-    """Register a case under the name that its test shows."""
-
-    def register(function: Case) -> Case:
-        CASES[name] = function
-        WORLDS[world].append(name)
-        return function
-
-    return register
-
-
-@contextmanager
-def groups_of(at: World, layout: Layout) -> Iterator[Groups]:
-    with open_groups(layout, at.rank, timeout_s=CASE_TIMEOUT_S) as groups:
-        yield groups
-
-
-def largest_error(got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> float:
-    assert [t.shape for t in got] == [t.shape for t in want]
-    return max(float((a - b).abs().max()) for a, b in zip(got, want, strict=True))
-
 
 # ---- layouts against the oracle: name, ranks, model, layout, tolerance
 ORACLE = {
@@ -132,16 +105,6 @@ def repeats(at: World) -> None:
 # ---- branch parallelism: guidance and solver steps
 
 
-def two_steps(model: Magi2Transformer) -> tuple[Tensor, Tensor]:
-    clean = denoise(
-        TransformerDenoiser(model, conditioning(with_image=True)),
-        *latents(),
-        num_steps=2,
-        sampling=SamplingConfig(),
-    )
-    return clean.video, clean.audio
-
-
 def guided_step(model: Magi2Transformer) -> tuple[Tensor, Tensor]:
     """The first of four steps: prediction, guidance and solver."""
     plan_of_steps, sampling = schedule(4, SamplingConfig().shift), SamplingConfig()
@@ -162,7 +125,7 @@ def branch_parallel(at: World) -> None:
         assert largest_error(predict(model), predict(oracle)) <= tolerances.SEQUENCE_PARALLEL
         error = largest_error(guided_step(model), guided_step(oracle))
         assert error <= tolerances.SEQUENCE_PARALLEL, f"differs from one rank by {error}"
-        for latent in two_steps(model):
+        for latent in solve(model):
             assert all(torch.equal(other, latent) for other in groups.world.stack(latent))
         counts = TransformerDenoiser(model, conditioning()).token_counts(*latents())
         assert [branch["text"] for branch in counts] == [8, 3]
@@ -182,13 +145,13 @@ def equals_unsharded(resident: Layout) -> Case:
     def run(at: World) -> None:
         for name in ("plain", "bf16"):
             with groups_of(at, resident) as groups:
-                want = two_steps(unmapped(load(at.folder, name, groups)))
+                want = solve(unmapped(load(at.folder, name, groups)))
             with groups_of(at, sharded) as groups:
                 model = load(at.folder, name, groups)
                 held = own_bytes(model)
                 assert held <= plan(CONFIGS[name], sharded).weights * 1.05 + 4096
                 for _ in range(2):
-                    error = largest_error(two_steps(model), want)
+                    error = largest_error(solve(model), want)
                     assert error == 0.0, f"{name}: differs by {error}"
                 assert own_bytes(model) == held
 

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from magi2.checkpoint.load import load_transformer
 from magi2.checkpoint.tiny import write_transformer
-from magi2.config import ModelConfig, MoEConfig
+from magi2.config import ModelConfig, MoEConfig, SamplingConfig
 from magi2.model.denoiser import TransformerDenoiser
 from magi2.model.transformer import Magi2Transformer
 from magi2.packing import Conditioning, Reference
 from magi2.parallel.groups import Groups
+from magi2.sampling.loop import denoise
 
 # Every axis divides by four; multimodal dense, MoE, MoE, multimodal dense.
 PLAIN = ModelConfig(
@@ -77,3 +78,10 @@ def predict(
     model: Magi2Transformer, *, with_image: bool = False, timestep: int = 700
 ) -> tuple[Tensor, Tensor]:
     return TransformerDenoiser(model, conditioning(with_image=with_image)).predict(*latents(), timestep)
+
+
+def solve(model: Magi2Transformer, num_steps: int = 2) -> tuple[Tensor, Tensor]:
+    """Take the noise through all steps, with an image."""
+    denoiser = TransformerDenoiser(model, conditioning(with_image=True))
+    clean = denoise(denoiser, *latents(), num_steps=num_steps, sampling=SamplingConfig())
+    return clean.video, clean.audio

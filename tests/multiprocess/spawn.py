@@ -18,7 +18,14 @@ import torch
 import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.multiprocess.cases", "transformers.models.auto.tokenization_auto"])
+_CONTEXT.set_forkserver_preload(
+    [
+        "tests.multiprocess.cases",
+        "tests.multiprocess.cache_cases",
+        "cache_dit",
+        "transformers.models.auto.tokenization_auto",
+    ]
+)
 # A rank waits so long for its peers in one collective of a case; a whole world has `LIMIT_S`.
 CASE_TIMEOUT_S = 20.0
 LIMIT_S = 100.0
@@ -109,8 +116,9 @@ def started(rank: int, size: int, folder: Path):
 
 def run_cases(rank: int, size: int, pipe: Connection, folder: Path, names: Sequence[str]) -> None:
     """Run cases one after the other; all ranks meet after each, whatever came of it."""
-    # Imported here: the cases import this module.
-    from tests.multiprocess.cases import CASES
+    # Imported here: they import this module.
+    from tests.multiprocess import cache_cases, cases  # noqa: F401 - they register themselves
+    from tests.multiprocess.registry import CASES
 
     with started(rank, size, folder):
         for name in names:

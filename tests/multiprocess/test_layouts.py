@@ -8,8 +8,10 @@ from magi2.errors import LayoutError
 from magi2.parallel.layout import Layout, check
 from tests.golden.discovery import matching
 from tests.golden.dit_cases import read_config
-from tests.multiprocess.cases import GOLDEN, WORLDS
+from tests.multiprocess import cache_cases  # noqa: F401 - it registers itself
+from tests.multiprocess.cases import GOLDEN
 from tests.multiprocess.models import write_models
+from tests.multiprocess.registry import WORLDS
 from tests.multiprocess.spawn import Outcomes, run_cases, run_world
 
 ALL = [pytest.param(world, name, id=name) for world, names in WORLDS.items() for name in names]

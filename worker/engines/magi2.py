@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magi2 import errors
-from magi2.config import EngineConfig, Launch, wait_passively
+from magi2.config import CACHE_NUMBERS, CacheConfig, EngineConfig, Launch, wait_passively
 from magi2.contract import GenerationRequest
 from magi2.parallel.layout import Layout, check, refuse_absent
 from worker.engine_api import (
@@ -156,7 +156,10 @@ def layout_of(spec: LoadSpec) -> Layout:
         LayoutError: It breaks a rule, or needs what this release has not; profile and flags are named.
     """
     try:
-        layout = Layout.from_flags(spec.layout)
+        numbers = {f"cache_{name}" for name in CACHE_NUMBERS}
+        layout = Layout.from_flags(
+            {flag: value for flag, value in spec.layout.items() if flag not in numbers}
+        )
         refuse_absent(layout)
     except errors.LayoutError as error:
         raise errors.LayoutError(f"profile {spec.profile}: {error}") from error
@@ -172,7 +175,12 @@ def _engine_config(spec: LoadSpec) -> EngineConfig:
         )
     # The rank sees exactly one device, whatever its number on the host.
     device = "cuda:0" if spec.devices else "cpu"
-    return EngineConfig(Path(spec.ckpt_root).expanduser(), device=device, deterministic=spec.deterministic)
+    try:
+        cache = CacheConfig.from_row(spec.layout)
+    except ValueError as error:
+        raise LoadRefusedError(f"profile {spec.profile}: {error}") from error
+    root = Path(spec.ckpt_root).expanduser()
+    return EngineConfig(root, device=device, deterministic=spec.deterministic, cache=cache)
 
 
 def _read(request: RenderRequest) -> tuple[GenerationRequest, bytes | None]:

@@ -2,15 +2,18 @@
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from magi2.config import EngineConfig
+from magi2.config import CacheConfig, EngineConfig
 from magi2.contract import TIERS, GenerationRequest, Tier
 from magi2.errors import EngineError, InvalidInput, OutOfMemory, Stopped
+from magi2.parallel.groups import Groups
+from magi2.parallel.layout import Layout
 from magi2.pipeline import Magi2Pipeline, Rendered
 
 SMALL = Tier("272p", 128, 64, 4)
@@ -172,3 +175,28 @@ def test_second_pipeline_in_a_process_is_refused(opened: Magi2Pipeline) -> None:
 
 def test_fingerprint_is_of_this_checkpoint(opened: Magi2Pipeline) -> None:
     assert opened.fingerprint()["dtype"] == "bfloat16"
+
+
+def test_cached_steps_are_recorded_and_leave_the_next_render_alone(
+    pipeline: Magi2Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = pipeline(request(num_inference_steps=3))
+    assert plain.stats.acceleration is None
+    eager = replace(pipeline.config, cache=CacheConfig(threshold=0.99, warmup_steps=1))
+    monkeypatch.setattr(pipeline, "config", eager)
+    wanted = request(num_inference_steps=3, acceleration="cache_dit")
+    first, second = pipeline(wanted), pipeline(wanted)
+    assert first.stats.acceleration["cached_steps"] == [1, 2]
+    assert first.stats.acceleration["threshold"] == 0.99
+    assert is_same(first, second)
+    assert not is_same(first, plain)
+    assert is_same(pipeline(request(num_inference_steps=3)), plain)
+
+
+def test_cache_is_refused_where_replicas_share_collectives(
+    pipeline: Magi2Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "groups", Groups(Layout(data_parallel=2, dlo=True)))
+    with pytest.raises(InvalidInput, match="--data-parallel above 1: ranks may skip different collectives"):
+        pipeline.validate(request(acceleration="cache_dit"), None)
+    pipeline.validate(REQUEST, None)

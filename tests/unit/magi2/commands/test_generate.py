@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from magi2.commands import generate
+from magi2.config import CacheConfig
 from magi2.contract import TIERS, Tier
+from magi2.sampling import cache
 
 ENOUGH = ("generate", "--prompt", "a red kite")
 
@@ -133,3 +136,26 @@ def test_clip_is_written_with_its_image_and_its_seed_is_told(
     for stage in ("load", "text_encode", "image_encode", "denoise", "decode_video", "decode_audio", "mux"):
         assert f"{stage} " in outcome.out
     assert magi2("probe", tmp_path / "clip.mp4", "--width", "64", "--height", "64").code == 0
+
+
+def test_cached_steps_are_told(
+    magi2: Callable, monkeypatch: pytest.MonkeyPatch, tiny_root: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(TIERS, "272p", Tier("272p", 64, 64, 2))
+    eager = CacheConfig(threshold=0.99, warmup_steps=1)
+    monkeypatch.setattr(generate, "cache_of", lambda _arguments: eager)
+    few = ("--resolution", "272p", "--num-inference-steps", "3", "--device", "cpu", "--cache-dit")
+    outcome = magi2(*ENOUGH, *few, "--checkpoint", tiny_root, "--output", tmp_path / "clip.mp4")
+    assert outcome.code == 0, outcome.err
+    assert "2 of 3 steps from the cache" in outcome.out
+
+
+def test_cache_without_its_package_is_refused_with_its_flag(
+    magi2: Callable, monkeypatch: pytest.MonkeyPatch, tiny_root: Path
+) -> None:
+    monkeypatch.setattr(cache, "find_spec", lambda _name: None)
+    outcome = magi2(*ENOUGH, "--cache-dit", "--checkpoint", tiny_root)
+    assert outcome.code == 2
+    assert (
+        "--cache-dit: the package cache-dit is not installed: pip install 'magi2-farm[cache]'" in outcome.err
+    )
