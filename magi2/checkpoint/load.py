@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from magi2.checkpoint.index import Contents, TensorEntry, scan_folder
@@ -79,10 +79,27 @@ def fill(
     for name, like in sharded.items():
         state[name] = as_shard(state[name], like)
     for name in state:
-        if name.endswith(_RAW_BIAS):
-            state[name] = state[name.removesuffix(_RAW_BIAS) + _AVERAGED_BIAS]
+        state[name] = state[averaged(name)]
     model.load_state_dict(state, strict=True, assign=True)
+    refuse_meta(model)
     return model.eval()
+
+
+def averaged(name: str) -> str:
+    """Return the stored tensor behind a model's tensor: for the router's raw bias the averaged one."""
+    return name.removesuffix(_RAW_BIAS) + _AVERAGED_BIAS if name.endswith(_RAW_BIAS) else name
+
+
+def refuse_meta(model: nn.Module) -> None:
+    """Refuse a model of which something has no memory: a buffer that no checkpoint holds, for one.
+
+    Raises:
+        CheckpointError: It names what is empty.
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    empty = [f"{name} has no memory after loading" for name, tensor in tensors if tensor.is_meta]
+    if empty:
+        raise CheckpointError(empty)
 
 
 def _read(

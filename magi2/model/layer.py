@@ -5,7 +5,7 @@ from torch import Tensor
 
 from magi2.config import ModelConfig
 from magi2.model.attention import Attention
-from magi2.model.mhc import StreamMixer
+from magi2.model.mhc import Reading, StreamMixer
 from magi2.model.mlp import DenseMLP
 from magi2.model.moe import MoE
 from magi2.model.tokens import Tokens
@@ -25,8 +25,16 @@ class Layer(StreamMixer):
 
     def forward(self, s_LSC: Tensor, tokens: Tokens) -> Tensor:
         """Update the streams in place and return them."""
+        reading = self.begin(s_LSC, tokens)
+        return self.end(s_LSC, reading, self.mlp(reading.x, tokens), tokens)
+
+    def begin(self, s_LSC: Tensor, tokens: Tokens) -> Reading:
+        """Run the attention half and return what the other half reads."""
         reading = self.read(s_LSC, "attn", tokens)
         self.write(s_LSC, reading.gates, self.attention(reading.x, tokens), tokens)
-        reading = self.read(s_LSC, "mlp", tokens)
-        self.write(s_LSC, reading.gates, self.mlp(reading.x, tokens), tokens)
+        return self.read(s_LSC, "mlp", tokens)
+
+    def end(self, s_LSC: Tensor, reading: Reading, out_LC: Tensor, tokens: Tokens) -> Tensor:
+        """Add the second half's output to the streams, in place; needs no weights."""
+        self.write(s_LSC, reading.gates, out_LC, tokens)
         return s_LSC

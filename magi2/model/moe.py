@@ -7,6 +7,8 @@ tokens of its group, which travel while the shared experts run, or cut with the 
 end.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -67,6 +69,13 @@ class MultiHeadExperts(nn.Module):
         )
 
 
+class Sent(NamedTuple):
+    """What the shared experts gave, [L, C], and what came for this rank's MoE heads, [L, G, D]."""
+
+    out: Tensor
+    heads: Tensor
+
+
 class MoE(nn.Module):
     """Routed path between a split and a merge projection, plus the two shared paths."""
 
@@ -75,6 +84,7 @@ class MoE(nn.Module):
         width, routed, moe = config.hidden_size, config.routed_width, config.moe
         self.groups = Groups()
         self.num_heads = moe.num_heads
+        self.head_dim = config.moe_head_dim
         self.pre_norm = ModalityNorm(width, NUM_MODALITIES)
         self.split_linear = ModalityLinear(width, routed, 1, dtype)
         self.merge_linear = ModalityLinear(routed, width, 1, dtype)
@@ -90,8 +100,13 @@ class MoE(nn.Module):
 
     def forward(self, x_LC: Tensor, tokens: Tokens) -> Tensor:
         """Return the half's output [L, C] in the dtype of its input."""
+        sent = self.begin(x_LC, tokens)
+        return self.finish(sent.out, self.moe_mlp(sent.heads), tokens)
+
+    def begin(self, x_LC: Tensor, tokens: Tokens) -> Sent:
+        """Send the tokens to their MoE heads and run the shared experts meanwhile."""
         out_LC = torch.empty_like(x_LC)
-        heads_LGD = x_LC.new_empty(tokens.num_tokens, self.num_heads, self.moe_mlp.gate.shape[1])
+        heads_LGD = x_LC.new_empty(tokens.num_tokens, self.num_heads, self.head_dim)
         for start, stop, modality in tokens.blocks:
             a = dispatch.rms_norm(x_LC[start:stop], self.pre_norm.weight_of(modality))
             heads_LGD[start:stop] = self.split_linear(a, modality).unflatten(1, (self.num_heads, -1))
@@ -101,7 +116,11 @@ class MoE(nn.Module):
         coming = ulysses.to_heads(group, heads_LGD, tokens.moe_lengths, counts)
         for start, stop, modality in tokens.blocks:
             out_LC[start:stop] = self.shared(out_LC[start:stop], modality)
-        routed_LGD = self.moe_mlp(coming.wait())
+        return Sent(out_LC, coming.wait())
+
+    def finish(self, out_LC: Tensor, routed_LGD: Tensor, tokens: Tokens) -> Tensor:
+        """Bring the experts' results back to their tokens and add them to `out_LC`, in place."""
+        group, counts = self.groups.dispatch, head_counts(self.num_heads, self.groups.dispatch.size)
         routed_LGD = ulysses.to_tokens(group, routed_LGD, tokens.moe_lengths, counts)
         for start, stop, modality in tokens.blocks:
             out_LC[start:stop] += self.merge_linear(routed_LGD[start:stop].flatten(1), modality)

@@ -9,6 +9,7 @@ Over several ranks each holds a slice of the tokens; the output is whole on ever
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ from magi2.model.tokens import Tokens, cut
 from magi2.packing import PackedBatch, Part, Run, clip_parts, merge_runs, time_row_of
 from magi2.parallel.groups import Groups
 from magi2.parallel.layout import span, split_lengths
+
+if TYPE_CHECKING:
+    from magi2.model.streamed import Streamer
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Magi2Transformer(nn.Module):
         self.config = config
         self.dtype: torch.dtype = getattr(torch, config.params_dtype)
         self.groups = Groups()
+        self.streamer: Streamer | None = None
         self.pre_adapter = PreAdapter(config)
         self.block = Block(config, self.dtype, flash_attn_version)
         self.post_adapter = PostAdapter(config)

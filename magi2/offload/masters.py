@@ -31,10 +31,10 @@ class HostMemory(Protocol):
     def block(self, block: int, nbytes: int) -> Tensor:
         """Return uint8 memory of a block, page-aligned; the same memory for the same block."""
 
-    def is_filled(self, block: int) -> bool:
-        """Whether somebody has already written the block."""
+    def digest_of(self, block: int) -> int | None:
+        """Return the digest of a block that somebody has already written, else None."""
 
-    def fill_done(self, block: int) -> None:
+    def fill_done(self, block: int, digest: int) -> None:
         """Say that a block is written; it is read only from then on."""
 
     def close(self) -> None:
@@ -56,12 +56,12 @@ class PrivateMemory:
             self._blocks[block] = torch.frombuffer(mmap.mmap(-1, max(1, nbytes)), dtype=torch.uint8)
         return self._blocks[block]
 
-    def is_filled(self, block: int) -> bool:
-        """Say no: this process alone writes."""
+    def digest_of(self, block: int) -> int | None:
+        """Return None: this process alone writes."""
         del block
-        return False
+        return None
 
-    def fill_done(self, block: int) -> None:
+    def fill_done(self, block: int, digest: int) -> None:
         """Do nothing."""
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from math import ceil
 from magi2.config import NUM_MODALITIES, ModelConfig
 from magi2.contract import DEFAULT_TIER, NUM_AUDIO_LATENTS, NUM_LATENT_FRAMES, TIERS
 from magi2.errors import LayoutError
-from magi2.parallel.layout import Layout, head_counts
+from magi2.parallel.layout import AUTO, Layout, head_counts
 
 GIB = 2**30
 # The released text encoder on the device, staged whole, and the host's copy of all auxiliaries.
@@ -26,6 +26,7 @@ _BYTES = {"bfloat16": 2, "float32": 4}
 _FP32 = 4
 _NUM_BRANCHES = 2
 _NUM_SLOTS = 2
+BY_LAYER, BY_HEAD = "layer", "head"
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ def plan(
     tier: str = DEFAULT_TIER,
     staged_bytes: int = RELEASED_TEXT_BYTES,
     auxiliary_bytes: int = RELEASED_AUXILIARY_BYTES,
+    stream_by: str = BY_LAYER,
 ) -> MemoryPlan:
     """Plan the memory of the largest rank.
 
@@ -180,9 +182,10 @@ def plan(
         tier: Of the largest clip.
         staged_bytes: Of the text encoder on the device.
         auxiliary_bytes: Of all networks beside the transformer, on the host, for each replica.
+        stream_by: What comes to the device at once: `layer`, or `head`, the experts of one MoE head.
     """
     blocks = [block_bytes(model, layout, layer) for layer in range(model.num_layers)]
-    adapters, largest, everything = adapter_bytes(model), max(blocks), sum(blocks)
+    adapters, everything = adapter_bytes(model), sum(blocks)
     weights, buffers, pinned = adapters + everything, 0, 0
     if layout.hsdp:
         experts = sum(_own_expert_bytes(model, layout, layer) for layer in range(model.num_layers))
@@ -190,11 +193,16 @@ def plan(
         weights = experts + ceil((adapters + sum(dense)) / layout.world)
         buffers = _NUM_SLOTS * max(dense)
     elif layout.is_streamed:
-        resident = 0 if layout.resident_blocks == "auto" else int(layout.resident_blocks)
-        weights = adapters + sum(sorted(blocks, reverse=True)[:resident])
-        buffers, pinned = _NUM_SLOTS * largest, everything
+        count = 0 if layout.resident_blocks == AUTO else int(layout.resident_blocks)
+        resident = resident_layers(model.num_layers, count)
+        streamed = [block for layer, block in enumerate(blocks) if layer not in resident]
+        pinned = sum(streamed)
+        weights, largest = adapters + everything - pinned, max(streamed, default=0)
+        if stream_by == BY_HEAD and streamed:
+            largest = piece_bytes(model, layout)
+        buffers = _NUM_SLOTS * largest
         if layout.is_gathered:
-            pinned = ceil(everything / layout.data_parallel)
+            pinned = ceil(pinned / layout.data_parallel)
             buffers += _NUM_SLOTS * ceil(largest / layout.data_parallel)
     return MemoryPlan(
         weights=weights,
@@ -204,6 +212,41 @@ def plan(
         pinned=pinned,
         pinned_node=pinned * layout.world + auxiliary_bytes * layout.data_parallel,
     )
+
+
+def resident_layers(num_layers: int, count: int) -> frozenset[int]:
+    """Choose which layers stay on the device, evenly spread: each streamed one has some to hide behind.
+
+    Raises:
+        LayoutError: One layer alone would be streamed, which no ring can do.
+    """
+    count = min(count, num_layers)
+    if num_layers - count == 1:
+        raise LayoutError(
+            f"--resident-blocks {count} of {num_layers} leaves one block to stream: "
+            f"give {count - 1} or {num_layers}"
+        )
+    return frozenset((2 * index + 1) * num_layers // (2 * count) for index in range(count))
+
+
+def piece_bytes(model: ModelConfig, layout: Layout) -> int:
+    """Bytes of a slot for layers streamed by MoE head: a head's experts, or half a layer, by dtype."""
+    matrices, others = [], []
+    for layer in range(model.num_layers):
+        own = layer_bytes(model, layer)
+        rest = own.sinks // layout.tp + own.replicated
+        if layer in model.moe.layers:
+            after = _BYTES[model.params_dtype] * model.routed_width * model.hidden_size
+            fp32 = _FP32 * model.moe.num_experts * (model.moe_head_dim + 2)
+            matrices += [(own.matrices - after) // layout.tp, _moe_head_bytes(model) - fp32]
+            others += [rest, fp32]
+        else:
+            late = _dense_bytes(model, model.attention_modalities(layer))
+            matrices += [(own.matrices - late.matrices) // layout.tp, late.matrices // layout.tp]
+            others += [rest - late.replicated, late.replicated]
+    if model.params_dtype == "float32":
+        return max(map(sum, zip(matrices, others, strict=True)))
+    return max(matrices) + max(others)
 
 
 def activation_bytes(model: ModelConfig, layout: Layout, tier: str) -> int:

@@ -8,7 +8,17 @@ from magi2.checkpoint.keys import expected_tensors
 from magi2.config import ModelConfig
 from magi2.errors import LayoutError
 from magi2.parallel.layout import Layout
-from magi2.parallel.memory import GIB, block_bytes, check_memory, layer_bytes, plan, rank_bytes
+from magi2.parallel.memory import (
+    BY_HEAD,
+    GIB,
+    block_bytes,
+    check_memory,
+    layer_bytes,
+    piece_bytes,
+    plan,
+    rank_bytes,
+    resident_layers,
+)
 from tests.unit.magi2.model.tiny import small_config
 
 MIB = 2**20
@@ -71,6 +81,28 @@ def test_plan_has_the_pinned_numbers(
     found = (needed.weights, needed.buffers, needed.pinned)
     assert [value / GIB for value in found] == pytest.approx([weights, buffers, pinned], abs=0.006)
     assert needed.pinned_node / GIB == pytest.approx(node, abs=0.06)
+
+
+def test_slots_of_moe_heads_take_an_eighth_of_those_of_layers() -> None:
+    needed = plan(RELEASED, Layout(layerwise=True), stream_by=BY_HEAD)
+    assert piece_bytes(RELEASED, Layout()) / MIB == pytest.approx(480, abs=3)
+    assert needed.buffers / GIB == pytest.approx(0.94, abs=0.01)
+    assert needed.pinned == plan(RELEASED, Layout(layerwise=True)).pinned
+
+
+def test_resident_layers_are_spread_over_the_ring() -> None:
+    assert sorted(resident_layers(40, 4)) == [5, 15, 25, 35]
+    assert sorted(resident_layers(5, 2)) == [1, 3]
+    assert resident_layers(5, 0) == frozenset()
+    assert len(resident_layers(40, 39 - 1)) == 38
+    assert resident_layers(4, 9) == resident_layers(4, 4) == frozenset(range(4))
+    with pytest.raises(LayoutError, match=r"--resident-blocks 39 of 40 leaves one block .* give 38 or 40"):
+        resident_layers(40, 39)
+
+
+def test_resident_layers_leave_the_host_and_come_to_the_device() -> None:
+    none, some = (plan(RELEASED, Layout(layerwise=True, resident_blocks=count)) for count in (0, 16))
+    assert none.pinned - some.pinned == some.weights - none.weights > 80 * GIB
 
 
 @pytest.mark.parametrize(
