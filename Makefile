@@ -2,6 +2,8 @@
 PY := .venv/bin/python
 BIN := .venv/bin
 N ?= 2
+SEEDS ?= 1 2 3
+JOBS ?= 1000
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 
 .PHONY: help setup fmt lint types arch test test-service test-multiprocess test-chaos test-gpu test-mutants bench-api bench-webhooks demo up worker migrate
@@ -33,8 +35,11 @@ test-service: ## tests on real PostgreSQL, Valkey and SeaweedFS
 test-multiprocess: ## tests with several processes
 	$(PYTEST) tests/multiprocess
 
-test-chaos: ## kills and outages, the short form
+test-chaos: ## T-08 in full: 1,000 jobs under kills for each of SEEDS, 20 with the real engine (an hour; JSON in .state)
+	mkdir -p .state
 	$(PYTEST) tests/chaos
+	OMP_NUM_THREADS=1 $(PY) -m tests.chaos.storm --jobs $(JOBS) --seeds $(SEEDS) --json .state/chaos.json
+	OMP_NUM_THREADS=1 $(PY) -m tests.chaos.storm --engine magi2 --jobs 20 --seeds $(firstword $(SEEDS)) --json .state/chaos-real.json
 
 bench-api: ## time submits, polls, lists, streams and stops of the api (minutes; exit 1 where a number is missing)
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.api
