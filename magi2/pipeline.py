@@ -9,9 +9,10 @@ file, reads no environment and draws no seed: the request says everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -22,6 +23,7 @@ from magi2 import determinism
 from magi2.checkpoint.fingerprint import fingerprint
 from magi2.checkpoint.index import PREVIEW, TEXT_ENCODER, read_model_config, stored_bytes
 from magi2.checkpoint.load import load_transformer
+from magi2.checkpoint.load_streamed import Streaming, load_streamed
 from magi2.checkpoint.verify import AUDIO_DECODER, IMAGE_VAE, TURBO_VAE, verify_checkpoint
 from magi2.config import EngineConfig, ModelConfig, SamplingConfig
 from magi2.contract import (
@@ -40,12 +42,22 @@ from magi2.errors import CheckpointError, EngineError, InvalidInput
 from magi2.media.clip import Clip
 from magi2.media.image import open_image, prepare_reference
 from magi2.model.denoiser import TransformerDenoiser
+from magi2.model.transformer import Magi2Transformer
 from magi2.offload.memory import host_bytes, named_exhaustion
+from magi2.offload.shared import shared_folder
 from magi2.offload.staging import Stage
 from magi2.packing import Conditioning, Reference
 from magi2.parallel.groups import Groups
 from magi2.parallel.layout import check
-from magi2.parallel.memory import check_memory, plan
+from magi2.parallel.memory import (
+    BY_LAYER,
+    STREAMED_TEXT_BYTES,
+    Placement,
+    as_count,
+    check_memory,
+    place,
+    plan,
+)
 from magi2.record import ProgressFn, RenderStats, RunRecord, silent
 from magi2.sampling.cache import StepCache, cached, missing_package
 from magi2.sampling.loop import denoise
@@ -134,8 +146,24 @@ class Magi2Pipeline:
             if name in self.__dict__:
                 self._stage.pin(getattr(self, name).module)
         progress("load", 4, 5)
-        self.transformer = load_transformer(root / PREVIEW, model, device=self.device, groups=self.groups)
+        self.transformer = self._load_transformer(root / PREVIEW, model)
         progress("load", 5, 5)
+
+    def _load_transformer(self, folder: Path, model: ModelConfig) -> Magi2Transformer:
+        if not self.groups.layout.is_streamed:
+            return load_transformer(folder, model, device=self.device, groups=self.groups)
+        placement = Placement(num_resident=as_count(self.groups.layout.resident_blocks))
+        if self.device.type == "cuda":
+            placement = place(model, self.groups.layout, device_bytes=self._least_free())
+        streaming = Streaming(
+            placement.stream_by, placement.num_resident, shared_folder=shared_folder(self.device)
+        )
+        return load_streamed(folder, model, streaming, device=self.device, groups=self.groups)
+
+    def _least_free(self) -> int:
+        """Return what the fullest device of all ranks has free."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return int(self.groups.world.stack(torch.tensor(free)).min())
 
     @property
     def _is_decoding(self) -> bool:
@@ -146,13 +174,18 @@ class Magi2Pipeline:
         """Refuse a layout that cannot hold even the smallest clip, by what the fullest device has free."""
         if self.device.type != "cuda":
             return
-        free, _ = torch.cuda.mem_get_info(self.device)
-        least = int(self.groups.world.stack(torch.tensor(free)).min())
-        staged = stored_bytes(self.config.checkpoint / TEXT_ENCODER)
+        layout, least = self.groups.layout, self._least_free()
+        stored = stored_bytes(self.config.checkpoint / TEXT_ENCODER)
         smallest = min(TIERS.values(), key=lambda tier: tier.width).name
-        needed = plan(model, self.groups.layout, tier=smallest, staged_bytes=staged, auxiliary_bytes=staged)
+        # An encoder that does not fit is streamed.
+        staged, stream_by = min(stored, STREAMED_TEXT_BYTES), BY_LAYER
+        if layout.is_streamed:
+            stream_by = place(model, layout, tier=smallest, device_bytes=least, staged_bytes=staged).stream_by
+        needed = plan(
+            model, layout, tier=smallest, staged_bytes=staged, auxiliary_bytes=stored, stream_by=stream_by
+        )
         hosts = self.groups.world.stack(torch.tensor(host_bytes()))
-        check_memory(needed, self.groups.layout, device_bytes=least, host_bytes=int(hosts.min()))
+        check_memory(needed, layout, device_bytes=least, host_bytes=int(hosts.min()))
 
     def validate(self, request: GenerationRequest, image: bytes | None) -> None:
         """Check a request on the host: the contract again, the image's pixels and the prompt's tokens.
@@ -169,6 +202,7 @@ class Magi2Pipeline:
         image: bytes | None = None,
         progress: ProgressFn | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        before_step: Callable[[], bool] | None = None,
     ) -> Rendered | None:
         """Render one clip; None on every rank but the output rank.
 
@@ -178,6 +212,8 @@ class Magi2Pipeline:
             progress: Told (phase, finished, total); phases are those of `magi2.record`.
             should_stop: Asked at every step boundary, and between windows of frames on one rank; of several
                 ranks the output rank's answer counts.
+            before_step: Of a wave: asked exactly once before every step instead, on all ranks of all
+                replicas; both answers are then already equal on all ranks.
 
         Raises:
             InvalidInput: The request breaks a rule.
@@ -188,10 +224,15 @@ class Magi2Pipeline:
         """
         picture = self._checked(request, image)
         replica = self.groups.replica
-        run = RunRecord(self.device, progress or silent, lambda: replica.agree(wanted=should_stop()))
+        if (self.groups.layout.data_parallel > 1) != (before_step is not None):
+            raise EngineError(
+                "replicas that share streamed weights render in waves; one without any renders alone"
+            )
+        agreed = should_stop if before_step else lambda: replica.agree(wanted=should_stop())
+        run = RunRecord(self.device, progress or silent, agreed)
         with named_exhaustion(self.device):
             conditioning = self._encode(request, picture, run)
-            latents = self._denoise(request, conditioning, run)
+            latents = self._denoise(request, conditioning, run, before_step or agreed)
             clip = self._decode(request, latents, run)
         stats = run.stats(replica)
         return None if clip is None else Rendered(clip, stats)
@@ -205,6 +246,8 @@ class Magi2Pipeline:
         """Let go of all weights; the process may then open another pipeline."""
         if Magi2Pipeline._open is self:
             Magi2Pipeline._open = None
+            if self.transformer.streamer is not None:
+                self.transformer.streamer.close()
             for name in (*_VISITORS, "transformer"):
                 self.__dict__.pop(name, None)
             if self.device.type == "cuda":
@@ -242,7 +285,20 @@ class Magi2Pipeline:
         """Let layers be skipped while the block runs, if the request wants it."""
         if request.acceleration == ACCELERATIONS[0]:
             return nullcontext()
-        return cached(self.transformer.block, self.config.cache, request.num_inference_steps)
+        return self._immediate(cached(self.transformer.block, self.config.cache, request.num_inference_steps))
+
+    @contextmanager
+    def _immediate(self, cache: AbstractContextManager[StepCache]) -> Iterator[StepCache]:
+        """Finish every streamed layer at once while a cache looks at what each gave."""
+        streamer = self.transformer.streamer
+        with cache as steps:
+            if streamer is not None:
+                streamer.is_immediate = True
+            try:
+                yield steps
+            finally:
+                if streamer is not None:
+                    streamer.is_immediate = False
 
     def _encode(self, request: GenerationRequest, picture: Picture | None, run: RunRecord) -> Conditioning:
         """Turn prompt, negative prompt and picture into what every rank's transformer is conditioned on."""
@@ -268,7 +324,13 @@ class Magi2Pipeline:
             negative = self.text_encoder.encode_negative()
             return [encoded.features, negative.features, self.text_encoder.special_token(encoded, text)]
 
-    def _denoise(self, request: GenerationRequest, conditioning: Conditioning, run: RunRecord) -> Latents:
+    def _denoise(
+        self,
+        request: GenerationRequest,
+        conditioning: Conditioning,
+        run: RunRecord,
+        before_step: Callable[[], bool],
+    ) -> Latents:
         """Draw the noise and take it to the latents of the clip, all steps."""
         source = self.config.noise_device or self.device.type
         noise = draw_noise(request.seed, TIERS[request.tier], source).to(self.device)
@@ -283,7 +345,7 @@ class Magi2Pipeline:
                 num_steps=num_steps,
                 sampling=self.sampling,
                 on_step=lambda step, _total: done(step),
-                should_stop=run.should_stop,
+                should_stop=before_step,
             )
             if cache is not None:
                 run.acceleration = cache.report(self.groups.replica).to_json()

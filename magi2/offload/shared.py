@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 _USERS, _WRITER = "users", "writer"
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder inside it is this user's alone
 
 
 class SharedMemory:
@@ -86,6 +87,11 @@ class SharedMemory:
 
     def _file(self, block: int) -> Path:
         return self._path / f"block-{block:03}.flat"
+
+
+def shared_folder(device: torch.device) -> Path | None:
+    """Return where processes of this user share masters: memory, and only where page-locking pays."""
+    return _MEMORY / f"magi2-{os.getuid()}" if device.type == "cuda" and _MEMORY.is_dir() else None
 
 
 def _join(path: Path) -> int:

@@ -249,22 +249,8 @@ def check_released(layout: Layout) -> None:
 
 
 def refuse_absent(layout: Layout) -> None:
-    """Refuse what the rules allow and this release does not run.
-
-    Raises:
-        LayoutError: It names the flags.
-    """
-    absent = {
-        "--dlo": layout.dlo,
-        "--layerwise": layout.layerwise,
-        "--cpu-offload": layout.cpu_offload,
-    }
-    asked = [flag for flag, is_asked in absent.items() if is_asked]
-    if asked:
-        raise LayoutError(
-            f"layout {layout}: {' and '.join(asked)} is not in this release: leave it out, and spread the "
-            "resident weights with --ulysses, --tp or --hsdp"
-        )
+    """Refuse what the rules allow and this release does not run: nothing."""
+    del layout
 
 
 def _degree_problems(layout: Layout) -> list[str]:
@@ -341,6 +327,13 @@ _RULES: tuple[tuple[Callable[[Layout], bool], str], ...] = (
         (
             "--dlo with --tp above 1 cannot gather, as ranks own different cuts: add --dlo-no-allgather, "
             "or set --tp 1"
+        ),
+    ),
+    (
+        lambda at: at.data_parallel > 1 and at.vae_patch_parallel > 1,
+        (
+            "--vae-patch-parallel with --data-parallel above 1: replicas decode different clips; set "
+            "--vae-patch-parallel 1"
         ),
     ),
     (

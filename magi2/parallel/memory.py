@@ -7,7 +7,7 @@ are compared with allocated bytes in tests. Torch-free; it measures nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from magi2.config import NUM_MODALITIES, ModelConfig
@@ -19,6 +19,8 @@ GIB = 2**30
 # The released text encoder on the device, staged whole, and the host's copy of all auxiliaries.
 RELEASED_TEXT_BYTES = 50 * GIB
 RELEASED_AUXILIARY_BYTES = 53 * GIB
+# The same encoder streamed through two slots, with the hidden states of 7,000 tokens.
+STREAMED_TEXT_BYTES = 2 * GIB
 # Per token and value of its streams: a run of 116,736 tokens of width 12,288 on one device needs 40 GiB.
 _ACTIVATION_BYTES = 30
 _TEXT_TOKENS = 774
@@ -193,8 +195,7 @@ def plan(
         weights = experts + ceil((adapters + sum(dense)) / layout.world)
         buffers = _NUM_SLOTS * max(dense)
     elif layout.is_streamed:
-        count = 0 if layout.resident_blocks == AUTO else int(layout.resident_blocks)
-        resident = resident_layers(model.num_layers, count)
+        resident = resident_layers(model.num_layers, as_count(layout.resident_blocks))
         streamed = [block for layer, block in enumerate(blocks) if layer not in resident]
         pinned = sum(streamed)
         weights, largest = adapters + everything - pinned, max(streamed, default=0)
@@ -212,6 +213,55 @@ def plan(
         pinned=pinned,
         pinned_node=pinned * layout.world + auxiliary_bytes * layout.data_parallel,
     )
+
+
+def as_count(resident_blocks: int | str) -> int:
+    """Return how many layers stay before anything is known of the device: with `auto`, none."""
+    return 0 if resident_blocks == AUTO else int(resident_blocks)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a streamed layout uses a device.
+
+    Args:
+        stream_by: What comes at once: a layer, or the experts of one MoE head.
+        num_resident: Layers that stay.
+    """
+
+    stream_by: str = BY_LAYER
+    num_resident: int = 0
+
+
+def place(
+    model: ModelConfig,
+    layout: Layout,
+    *,
+    tier: str = DEFAULT_TIER,
+    device_bytes: int,
+    staged_bytes: int = STREAMED_TEXT_BYTES,
+) -> Placement:
+    """Choose the finest cut only where whole layers do not fit, and with `auto` as many residents as fit.
+
+    Args:
+        model: Sizes and dtype.
+        layout: A streamed one.
+        tier: Of the largest clip.
+        device_bytes: What a device has free for all.
+        staged_bytes: What the text encoder needs of it at least.
+    """
+
+    def fits(stream_by: str, count: int) -> bool:
+        own = replace(layout, resident_blocks=count)
+        needed = plan(model, own, tier=tier, staged_bytes=staged_bytes, stream_by=stream_by)
+        return needed.device <= device_bytes
+
+    given = as_count(layout.resident_blocks)
+    stream_by = BY_LAYER if fits(BY_LAYER, given) or not fits(BY_HEAD, given) else BY_HEAD
+    if layout.resident_blocks != AUTO:
+        return Placement(stream_by, given)
+    counts = [count for count in range(model.num_layers + 1) if count != model.num_layers - 1]
+    return Placement(stream_by, max((count for count in counts if fits(stream_by, count)), default=0))
 
 
 def resident_layers(num_layers: int, count: int) -> frozenset[int]:

@@ -165,6 +165,10 @@ REFUSALS = {
         r"--layerwise is the path of a single rank: on several use --dlo",
     ),
     "cpu-offload": ({"cpu_offload": True}, r"--cpu-offload without --layerwise: .*add --layerwise"),
+    "vae-with-replicas": (
+        {"data_parallel": 2, "dlo": True, "vae_patch_parallel": 2},
+        r"--vae-patch-parallel with --data-parallel above 1: replicas decode different clips",
+    ),
     "vae-2-of-4": ({"ulysses": 4, "vae_patch_parallel": 2}, r"--vae-patch-parallel 2: .*set it to 1 or 4"),
     "resident-gathered": (
         {"data_parallel": 4, "dlo": True, "resident_blocks": 3},

@@ -39,8 +39,7 @@ def test_our_own_package_of_that_name_is_no_reason_to_refuse():
 @pytest.mark.parametrize(
     ("members", "named"),
     [
-        ({"layout": {"layerwise": True}}, "--layerwise is not in this release"),
-        ({"layout": {"dlo": True, "data_parallel": 2}}, "--dlo is not in this release"),
+        ({"layout": {"cpu_offload": True}}, "--cpu-offload without --layerwise"),
         ({"layout": {"data_parallel": 2}}, "--data-parallel above 1 needs --dlo"),
         ({"layout": {"ulises": 2}}, "--ulises is not a flag of a layout"),
     ],
