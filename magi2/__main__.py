@@ -7,19 +7,28 @@ only by the commands that compute.
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from magi2.commands import generate, plan, probe, tiny_checkpoint, verify_checkpoint
+from magi2.commands import generate, plan, probe, qualify, tiny_checkpoint, verify_checkpoint
 from magi2.commands.console import Exit, refuse, refuse_usage
 from magi2.config import engine_environment, wait_passively
 from magi2.errors import EngineFailure
 
-COMMANDS = (generate, plan, tiny_checkpoint, verify_checkpoint, probe)
+COMMANDS = (generate, plan, qualify, tiny_checkpoint, verify_checkpoint, probe)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses a wrong word in two lines; the whole usage is what `--help` is for."""
+
+    def error(self, message: str) -> NoReturn:
+        refuse_usage([message, f"see {self.prog} --help"])
+        raise SystemExit(Exit.USAGE)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser with all commands."""
     text = "MAGI-2 Preview: ten seconds of video with sound from a prompt, and an image if you like."
-    parser = argparse.ArgumentParser(prog="python -m magi2", description=text)
+    parser = _Parser(prog="python -m magi2", description=text)
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_to(subcommands)

@@ -19,6 +19,7 @@ from magi2.config import EngineConfig, ModelConfig
 
 _LIBRARIES = ("torch", "transformers", "diffusers", "av", "Pillow")
 _EDGE_BYTES = 65536
+_SHORT = 16
 
 
 def fingerprint(config: EngineConfig, model: ModelConfig) -> dict[str, str]:
@@ -33,8 +34,8 @@ def fingerprint(config: EngineConfig, model: ModelConfig) -> dict[str, str]:
         model.attn_softcap,
     )
     return {
-        "engine": engine_digest(),
-        "checkpoint": checkpoint_digest(config.checkpoint),
+        "engine": engine_digest()[:_SHORT],
+        "checkpoint": checkpoint_digest(config.checkpoint)[:_SHORT],
         "device": torch.cuda.get_device_name(device) if is_cuda else platform.machine(),
         "dtype": config.dtype,
         "deterministic": str(int(config.deterministic)),
@@ -52,7 +53,7 @@ def engine_digest() -> str:
         for path in sorted(root.rglob("*.py")):
             digest.update(f"{package.__name__}/{path.relative_to(root)}\n".encode())
             digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
 
 
 def checkpoint_digest(root: Path) -> str:
@@ -67,7 +68,7 @@ def checkpoint_digest(root: Path) -> str:
             digest.update(file.read(_EDGE_BYTES))
             file.seek(max(size - _EDGE_BYTES, 0))
             digest.update(file.read())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
 
 
 def _version(name: str) -> str:

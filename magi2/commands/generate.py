@@ -16,15 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from magi2.commands.checkpoint_folder import checkpoint_folder
 from magi2.commands.console import Exit, counted, note, phase_bars, say
-from magi2.commands.layout_flags import add_layout_flags, cache_of, layout_of
-from magi2.config import DTYPES, EngineConfig, Launch, engine_environment, read_launch
+from magi2.commands.engine_flags import Setup, add_engine_flags, is_deterministic, measuring, read_setup
 from magi2.contract import ACCELERATIONS, GenerationRequest, ImageFacts, Problem, default_limits, validate
-from magi2.errors import InvalidInput, LayoutError
-from magi2.parallel.layout import Layout, check, refuse_absent
+from magi2.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from magi2.host_memory import PeakPss
     from magi2.parallel.groups import Groups
     from magi2.pipeline import Rendered
     from magi2.record import ProgressFn
@@ -52,15 +50,8 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         parser.add_argument(f"--{name}", metavar="VALUE", help=text)
     parser.add_argument("--image", metavar="FILE", type=Path, action="append", default=[], help="first frame")
     parser.add_argument("--output", metavar="FILE", type=Path, default=Path("magi2.mp4"), help="the mp4")
-    parser.add_argument("--checkpoint", metavar="DIR", type=Path, help="default: MAGI2_CKPT_ROOT")
-    parser.add_argument("--device", help="as torch spells it (default: cuda if there is one, else cpu)")
-    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of the large matrices")
-    parser.add_argument(
-        "--deterministic",
-        action="store_true",
-        help="refuse operations without a form that repeats bit for bit (also MAGI2_DETERMINISTIC=1)",
-    )
-    add_layout_flags(parser)
+    parser.add_argument("--measure", action="store_true", help="sample the host memory of all processes")
+    add_engine_flags(parser)
     parser.set_defaults(run=run)
 
 
@@ -73,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     # Imported here: it brings torch too.
     from magi2.parallel.groups import joined
 
-    with joined(job.layout, job.launch, device=torch.device(job.engine.device)) as groups:
+    setup = job.setup
+    with joined(setup.layout, setup.launch, device=torch.device(setup.engine.device)) as groups:
         _render(_with_one_seed(job, groups), groups)
     return Exit.OK
 
@@ -83,10 +75,9 @@ class _Job:
     request: GenerationRequest
     image: bytes | None
     output: Path
-    engine: EngineConfig
-    layout: Layout
-    launch: Launch
+    setup: Setup
     is_seed_drawn: bool
+    is_measured: bool
 
 
 def _read(arguments: argparse.Namespace) -> _Job:
@@ -97,56 +88,23 @@ def _read(arguments: argparse.Namespace) -> _Job:
         LayoutError: The layout cannot work, or not with the ranks that were launched.
     """
     given = {name.replace("-", "_"): getattr(arguments, name.replace("-", "_")) for name in _FIELDS}
-    deterministic = arguments.deterministic or bool(engine_environment().deterministic)
     images, facts, problems = _read_images(arguments.image)
-    outcome = validate(given, limits=default_limits(deterministic=deterministic), images=facts)
+    outcome = validate(given, limits=default_limits(deterministic=is_deterministic(arguments)), images=facts)
     problems += outcome.problems
     if not arguments.output.absolute().parent.is_dir():
         text = f"--output {arguments.output}: the folder does not exist; create it, or name another"
         problems.append(Problem("output", "output", text))
     if problems or outcome.request is None:
         raise InvalidInput(problems)
-    root, launch = checkpoint_folder(arguments.checkpoint), _launch()
-    layout = _layout(arguments, root, launch)
-    engine = EngineConfig(
-        checkpoint=root,
-        device=_device(arguments.device, launch),
-        dtype=arguments.dtype,
-        deterministic=deterministic,
-        cache=cache_of(arguments),
-    )
+    setup = read_setup(arguments)
     return _Job(
-        replace(outcome.request, acceleration=ACCELERATIONS[layout.cache_dit]),
+        replace(outcome.request, acceleration=ACCELERATIONS[setup.layout.cache_dit]),
         images[0] if images else None,
         arguments.output,
-        engine,
-        layout,
-        launch,
+        setup,
         is_seed_drawn=arguments.seed is None,
+        is_measured=arguments.measure,
     )
-
-
-def _launch() -> Launch:
-    try:
-        return read_launch()
-    except ValueError as error:
-        raise LayoutError(str(error)) from error
-
-
-def _layout(arguments: argparse.Namespace, root: Path, launch: Launch) -> Layout:
-    """Check the layout against this release, the model's sizes and the launched ranks."""
-    layout = layout_of(arguments)
-    refuse_absent(layout)
-    # Imported here: a broken rule does not wait for the reader of checkpoints.
-    from magi2.checkpoint.index import read_model_config
-    from magi2.sampling.cache import missing_package  # as above
-
-    if layout.cache_dit and (why := missing_package()):
-        raise LayoutError(f"--cache-dit: {why}")
-    check(layout, read_model_config(root), launched=launch.world)
-    if layout.warning and launch.rank == 0:
-        note(f"magi2: {layout.warning}")
-    return layout
 
 
 def _read_images(paths: list[Path]) -> tuple[list[bytes], list[ImageFacts], list[Problem]]:
@@ -171,25 +129,6 @@ def _read_images(paths: list[Path]) -> tuple[list[bytes], list[ImageFacts], list
     return images, facts, problems
 
 
-def _device(given: str | None, launch: Launch) -> str:
-    """Return the device to compute on: the one that was named, or the rank's own.
-
-    Raises:
-        InvalidInput: The machine has no such device.
-    """
-    # Imported here: --help and a refused request do not wait for torch.
-    import torch
-
-    found = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    if given is None and len(found) > 1:
-        return "cuda" if launch.world == 1 else f"cuda:{launch.local_rank}"
-    device = given or "cpu"
-    if device not in found and not (device == "cuda" and len(found) > 1):
-        text = f"--device {device}: torch finds no such device here; use {' or '.join(found)}"
-        raise InvalidInput([Problem("device", "device", text)])
-    return device
-
-
 def _with_one_seed(job: _Job, groups: Groups) -> _Job:
     """Let all ranks take the seed that the output rank drew."""
     if not job.is_seed_drawn:
@@ -209,10 +148,14 @@ def _render(job: _Job, groups: Groups) -> None:
     from magi2.pipeline import Magi2Pipeline
     from magi2.record import silent
 
-    with phase_bars() if groups.is_output else nullcontext(silent) as shown:
+    engine = job.setup.engine
+    with (
+        phase_bars() if groups.is_output else nullcontext(silent) as shown,
+        measuring(job.setup.launch, is_wanted=job.is_measured) as memory,
+    ):
         bars: ProgressFn = shown
         begin = time.monotonic()
-        pipeline = Magi2Pipeline(job.engine, progress=bars, groups=groups)
+        pipeline = Magi2Pipeline(engine, progress=bars, groups=groups)
         durations = {"load": time.monotonic() - begin}
         try:
             rendered = pipeline(job.request, image=job.image, progress=bars)
@@ -222,10 +165,12 @@ def _render(job: _Job, groups: Groups) -> None:
             return
         begin = time.monotonic()
         bars("mux", 0, 1)
-        write_mp4(job.output, rendered.clip, crf=job.engine.crf)
+        write_mp4(job.output, rendered.clip, crf=engine.crf)
         bars("mux", 1, 1)
         durations |= rendered.stats.stage_durations | {"mux": time.monotonic() - begin}
     _report(job, rendered, durations)
+    if memory is not None:
+        _report_memory(rendered, memory)
 
 
 def _report(job: _Job, rendered: Rendered, durations: Mapping[str, float]) -> None:
@@ -238,3 +183,10 @@ def _report(job: _Job, rendered: Rendered, durations: Mapping[str, float]) -> No
         say(f"peak device memory {peak:.0f} MiB")
     if accelerated := rendered.stats.acceleration:
         say(f"{len(accelerated['cached_steps'])} of {steps} from the cache")
+
+
+def _report_memory(rendered: Rendered, memory: PeakPss) -> None:
+    host = "unknown" if memory.peak_bytes is None else f"{memory.peak_bytes / 2**20:.0f} MiB"
+    say(f"peak host memory of all processes {host} ({counted(memory.num_samples, 'sample')})")
+    if each := rendered.stats.rank_peak_memory_mb:
+        say(f"peak device memory of each rank {', '.join(f'{peak:.0f}' for peak in each)} MiB")

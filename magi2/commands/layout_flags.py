@@ -58,7 +58,7 @@ def layout_of(arguments: argparse.Namespace, *, profiles: Path = PROFILES_FILE) 
     Raises:
         LayoutError: There is no such profile, or a rule is broken; the message names the flags.
     """
-    row = _profile_row(arguments.profile, profiles) if arguments.profile else {}
+    row = profile_row(arguments.profile, profiles) if arguments.profile else {}
     layout = {flag: row[flag] for flag in LAYOUT_FLAGS if flag in row}
     # A profile says who may use the cache; on the command line it is used where the row uses it unasked.
     layout["cache_dit"] = row.get("cache_dit") in {"on", True}  # YAML reads a bare `on` as a boolean
@@ -72,15 +72,19 @@ def cache_of(arguments: argparse.Namespace, *, profiles: Path = PROFILES_FILE) -
     Raises:
         LayoutError: There is no such profile, or a number is out of range.
     """
-    row = _profile_row(arguments.profile, profiles) if arguments.profile else {}
+    row = profile_row(arguments.profile, profiles) if arguments.profile else {}
     try:
         return CacheConfig.from_row(row)
     except ValueError as error:
         raise LayoutError(f"--profile {arguments.profile}: {error}") from None
 
 
-def _profile_row(name: str, path: Path) -> dict[str, Any]:
-    """Read a row; the farm checks the rest of the file."""
+def profile_row(name: str, path: Path = PROFILES_FILE) -> dict[str, Any]:
+    """Read a row; the farm checks the rest of the file.
+
+    Raises:
+        LayoutError: There is no such profile.
+    """
     try:
         rows = dict(yaml.safe_load(path.read_text(encoding="utf-8"))["profiles"])
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from magi2.commands import generate
+from magi2.commands import engine_flags
 from magi2.config import CacheConfig
 from magi2.contract import TIERS, Tier
 from magi2.sampling import cache
@@ -127,7 +127,7 @@ def test_clip_is_written_with_its_image_and_its_seed_is_told(
     magi2: Callable, monkeypatch: pytest.MonkeyPatch, tiny_root: Path, picture: Path, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(TIERS, "272p", Tier("272p", 64, 64, 2))
-    few = ("--resolution", "272p", "--num-inference-steps", "1", "--device", "cpu")
+    few = ("--resolution", "272p", "--num-inference-steps", "1", "--device", "cpu", "--measure")
     places = ("--checkpoint", tiny_root, "--image", picture, "--output", tmp_path / "clip.mp4")
     outcome = magi2(*ENOUGH, *few, *places)
     assert outcome.code == 0, outcome.err
@@ -135,6 +135,7 @@ def test_clip_is_written_with_its_image_and_its_seed_is_told(
     assert f"seed {seed}, 1 step at 272p" in outcome.out
     for stage in ("load", "text_encode", "image_encode", "denoise", "decode_video", "decode_audio", "mux"):
         assert f"{stage} " in outcome.out
+    assert "peak host memory of all processes " in outcome.out
     assert magi2("probe", tmp_path / "clip.mp4", "--width", "64", "--height", "64").code == 0
 
 
@@ -143,7 +144,7 @@ def test_cached_steps_are_told(
 ) -> None:
     monkeypatch.setitem(TIERS, "272p", Tier("272p", 64, 64, 2))
     eager = CacheConfig(threshold=0.99, warmup_steps=1)
-    monkeypatch.setattr(generate, "cache_of", lambda _arguments: eager)
+    monkeypatch.setattr(engine_flags, "cache_of", lambda _arguments: eager)
     few = ("--resolution", "272p", "--num-inference-steps", "3", "--device", "cpu", "--cache-dit")
     outcome = magi2(*ENOUGH, *few, "--checkpoint", tiny_root, "--output", tmp_path / "clip.mp4")
     assert outcome.code == 0, outcome.err
