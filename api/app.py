@@ -25,6 +25,7 @@ from api.routes import (
     events,
     health,
     keys,
+    metrics,
     models,
     service,
     sync,
@@ -85,7 +86,8 @@ def create_app(
     app.state.readiness = ReadinessProbe(services)
     # In the order in which paths are tried: `batches` and `sync` before what takes any id.
     of_videos = (sync, batches, videos, actions, content, events)
-    routers = [module.router for module in (*of_videos, webhooks, keys, assets, models, service, health)]
+    of_service = (models, service, health, metrics)
+    routers = [module.router for module in (*of_videos, webhooks, keys, assets, *of_service)]
     for router in routers:
         app.include_router(router)
     app.openapi = describe(app)  # type: ignore[method-assign] # the framework's own way to do it

@@ -26,6 +26,7 @@ from api.rates import open_ledger, write_headers
 from farm.clock import monotonic_s
 from farm.errors import ErrorDetail, FarmError
 from farm.ids import new_id
+from farm.metrics.families import HTTP_REQUESTS, HTTP_SECONDS, QUOTA_REJECTIONS, SUBMIT_SECONDS
 from magi2.contract import Problem
 
 log = structlog.get_logger(__name__)
@@ -33,6 +34,9 @@ log = structlog.get_logger(__name__)
 MEDIA_TYPE = "application/problem+json"
 REQUEST_ID_HEADER = "X-Request-Id"
 DATABASE_RETRY_AFTER_S = 2
+QUOTA_CODES = frozenset({"queue_full", "quota_exceeded"})
+METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS"})
+SUBMITS = frozenset({("POST", "/v1/videos"), ("POST", "/v1/videos/batches")})
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _TYPES = {
@@ -106,6 +110,8 @@ def problem_response(
         extra["WWW-Authenticate"] = "Bearer"
     if error.retry_after_s is not None:
         extra["Retry-After"] = str(max(1, error.retry_after_s))
+    if error.code in QUOTA_CODES:
+        QUOTA_REJECTIONS.inc()
     if error.http_status in {408, 413}:
         # The rest of the body was not read, so the connection cannot carry another request.
         extra["Connection"] = "close"
@@ -216,7 +222,7 @@ class ProblemMiddleware:
                 else:
                     raise  # half an answer is out; the server must cut the connection
             finally:
-                _log_request(scope, status, monotonic_s() - started_s)
+                _tell(scope, status, monotonic_s() - started_s)
 
 
 def _request_id(scope: Scope) -> str:
@@ -224,8 +230,16 @@ def _request_id(scope: Scope) -> str:
     return given if _REQUEST_ID.fullmatch(given) else new_id("req")
 
 
-def _log_request(scope: Scope, status: int, duration_s: float) -> None:
+def _tell(scope: Scope, status: int, duration_s: float) -> None:
+    """Log and count a request by its route's pattern: ids and query strings stay out of both."""
     route = getattr(scope.get("route"), "path", None)
     duration_ms = round(duration_s * 1000, 1)
-    # The route's pattern, not the path: ids and query strings stay out of the log.
     log.info("request", method=scope["method"], route=route, status=status, duration_ms=duration_ms)
+    # Closed lists: a client may send any method and any path.
+    method = scope["method"] if scope["method"] in METHODS else "other"
+    status_class = f"{status // 100}xx" if status else "none"
+    HTTP_REQUESTS.labels(route or "none", method, status_class).inc()
+    HTTP_SECONDS.labels(route or "none", method, status_class).observe(duration_s)
+    if (method, route) in SUBMITS:
+        outcome = {2: "accepted", 4: "refused", 5: "failed"}.get(status // 100, "failed")
+        SUBMIT_SECONDS.labels("limited" if status == 429 else outcome).observe(duration_s)

@@ -24,6 +24,7 @@ from farm.clock import monotonic_s
 from farm.errors import FarmError
 from farm.jobs.feed import Standing, account_events, job_events, standings
 from farm.jobs.job import Event
+from farm.metrics.families import SSE_CLIENTS, SSE_DROPPED
 from farm.progress import CHANNEL, decode
 
 log = structlog.get_logger(__name__)
@@ -95,7 +96,7 @@ class Stream:
         if self.since is not None and event.at <= self.since:
             return
         if len(self._events) >= QUEUE_SIZE:
-            self.cut()
+            self._drop()
             return
         self._events.append(event)
         self._woken.set()
@@ -122,7 +123,13 @@ class Stream:
         if self._full_since_s is None:
             self._full_since_s = now_s
         elif now_s - self._full_since_s >= STUCK_S:
-            self.cut()
+            self._drop()
+
+    def _drop(self) -> None:
+        """Cut a reader that does not keep up."""
+        if not self.is_cut:
+            SSE_DROPPED.inc()
+        self.cut()
 
 
 class Hub:
@@ -147,6 +154,7 @@ class Hub:
             raise TooManyStreamsError
         self._per_key[stream.key_id] += 1
         self._streams.add(stream)
+        SSE_CLIENTS.inc()
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._listen())]
 
@@ -155,6 +163,7 @@ class Hub:
         if stream not in self._streams:
             return
         self._streams.remove(stream)
+        SSE_CLIENTS.dec()
         self._per_key[stream.key_id] -= 1
         if not self._per_key[stream.key_id]:
             del self._per_key[stream.key_id]

@@ -41,6 +41,7 @@ _SECRETS = (
     "aws_session_token",
     "secret_key",
     "key_pepper",
+    "metrics.token",
 )
 
 
@@ -132,6 +133,22 @@ class SyncSettings(_Group):
     timeout_s: int = Field(default=900, ge=1, le=86_400, description="Seconds that a sync submit waits.")
 
 
+class MetricsSettings(_Group):
+    """Who may read the numbers of the farm, and where ticker and worker offer theirs."""
+
+    token: SecretStr | None = Field(
+        default=None, description="Bearer token of /metrics; none: this host alone."
+    )
+    host: str = Field(default="127.0.0.1", description="Address of the ticker's and the worker's /metrics.")
+    port: int | None = Field(default=None, ge=1, le=65535, description="Their port; none: they offer none.")
+
+    @model_validator(mode="after")
+    def _open_only_with_a_token(self) -> "MetricsSettings":
+        if self.port is not None and self.token is None and not _is_loopback(self.host):
+            raise ValueError(f"host={self.host} would open the metrics to all; set FARM_METRICS__TOKEN too")
+        return self
+
+
 class LogSettings(_Group):
     """What is logged and how."""
 
@@ -183,6 +200,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     sync: SyncSettings = SyncSettings()
     log: LogSettings = LogSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
     _lists = field_validator("trusted_proxies", "cors_origins", mode="before")(_split)
 
@@ -331,7 +349,7 @@ def _refuse_unknown(given: Mapping[str, tuple[str, str]]) -> None:
 
 
 def _secrets_from_files(given: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for field in _SECRETS:
         name = _env_names()[field]
         if f"{name}_FILE" not in given:
@@ -340,9 +358,11 @@ def _secrets_from_files(given: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
             raise SettingsError(f"{name} and {name}_FILE are both set; keep one")
         path = Path(given[f"{name}_FILE"][0])
         try:
-            found[field] = path.read_text(encoding="utf-8").strip()
+            secret = path.read_text(encoding="utf-8").strip()
         except OSError as exc:
             raise SettingsError(f"{name}_FILE={path} cannot be read: {exc.strerror}") from None
+        group, _, member = field.rpartition(".")
+        found.update({group: {member: secret}} if group else {field: secret})
     return found
 
 

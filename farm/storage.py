@@ -24,6 +24,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from farm.clock import now
 from farm.errors import FarmError
+from farm.metrics.families import STORAGE_ERRORS
 from farm.settings import Settings
 
 MIB = 1024 * 1024
@@ -312,6 +313,8 @@ def _typed_errors() -> Iterator[None]:
     except ClientError as exc:
         if _code_of(exc) in {"404", "NoSuchKey"}:
             raise ObjectMissingError("the object is not in the store") from exc
+        STORAGE_ERRORS.inc()
         raise StorageError from exc
     except BotoCoreError as exc:
+        STORAGE_ERRORS.inc()
         raise StorageError from exc

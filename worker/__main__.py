@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import structlog
 
 from farm.errors import FarmError
+from farm.metrics.exporter import MetricsServer
 from farm.profiles import load_profiles
 from farm.settings import Settings, environment, load_settings
 from farm.telemetry import configure_logging
@@ -68,6 +69,7 @@ def _serve(settings: Settings, config: AgentConfig) -> int:
     consumer = DoorbellConsumer(
         settings, config.profile.name, agent.group_id, ring=agent.ring, on_shutdown=agent.drain
     )
+    metrics = MetricsServer(settings.metrics)
     consumer.start()
     for wanted in (signal.SIGTERM, signal.SIGINT):
         signal.signal(wanted, lambda received, _: news.put(received))
@@ -80,6 +82,7 @@ def _serve(settings: Settings, config: AgentConfig) -> int:
             agent.drain(now=agent.is_leaving)
     loop.join()
     consumer.stop()
+    metrics.close()
     if failures:
         sys.stderr.write(f"{failures[0]}\n")
         return 1

@@ -20,6 +20,8 @@ from farm.db.listen import Listener
 from farm.db.session import make_engine
 from farm.doorbell import DoorbellError, make_celery, publish_doorbell
 from farm.errors import FarmError
+from farm.metrics.exporter import MetricsServer
+from farm.metrics.families import SWEEP_SECONDS, SWEEP_SUCCESS
 from farm.outbox import BATCH, CHANNEL, Publish, PublishError, relay_once
 from farm.retention import Retention
 from farm.settings import Settings, load_settings
@@ -81,7 +83,9 @@ class Ticker:
     def _sweep(self, sweep: Sweep) -> None:
         while not self.stop.is_set():
             try:
-                num_changed = sweep.run(self._sweeper)
+                with SWEEP_SECONDS.labels(sweep.name).time():
+                    num_changed = sweep.run(self._sweeper)
+                SWEEP_SUCCESS.labels(sweep.name).set_to_current_time()
             except Exception as exc:
                 log.error("sweep_failed", sweep=sweep.name, err=type(exc).__name__, exc_info=_unexpected(exc))
             else:
@@ -127,10 +131,12 @@ def main() -> int:
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: signals.put(received))
+    metrics = MetricsServer(settings.metrics)
     ticker.start()
     log.info("ticker_started")
     log.info("ticker_stopping", signal=signal.Signals(signals.get()).name)
     ticker.close()
+    metrics.close()
     return 0
 
 

@@ -26,6 +26,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from farm.clock import monotonic_s
 from farm.db.session import make_engine, unit_of_work
 from farm.errors import FarmError
+from farm.metrics.families import WEBHOOK_ATTEMPTS, WEBHOOK_BLOCKED, WEBHOOK_SECONDS
 from farm.secretbox import unseal
 from farm.settings import Settings
 from farm.storage import ObjectStore
@@ -48,6 +49,7 @@ from worker.webhook_post import Post, make_client, transport_error
 
 log = structlog.get_logger(__name__)
 
+REFUSED = "refused_"  # by the guard
 IDLE_S = 0.5
 BROKEN_S = 1.0
 RECLAIM_EVERY_S = 1.0
@@ -240,11 +242,19 @@ class _Wire:
 
 
 def _refusal(reason: str) -> str:
-    return {"dns": "dns_failed", "dns_timeout": "dns_timeout"}.get(reason, f"refused_{reason}")
+    return {"dns": "dns_failed", "dns_timeout": "dns_timeout"}.get(reason, f"{REFUSED}{reason}")
+
+
+def _count(outcome: Outcome) -> None:
+    WEBHOOK_ATTEMPTS.inc()
+    WEBHOOK_SECONDS.observe(outcome.duration_ms / 1000)
+    if outcome.error is not None and outcome.error.startswith(REFUSED):
+        WEBHOOK_BLOCKED.labels(outcome.error.removeprefix(REFUSED)).inc()
 
 
 def _log_recorded(results: Sequence[Result], recorded: Recorded) -> None:
     for delivery, outcome in results:
+        _count(outcome)
         log.info(
             "webhook_attempted",
             message=delivery.message_id,

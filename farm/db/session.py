@@ -5,7 +5,7 @@ time-outs of its role set by the server, so a forgotten lock or a slow query end
 """
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ IDLE_IN_TRANSACTION_TIMEOUT_S = 10
 CONNECT_TIMEOUT_S = 5
 PING_AFTER_S = 2.0
 _USED_S = "used_s"
+_AFTER_COMMIT = "after_commit"
 
 
 def make_engine(settings: Settings, *, application: str, pool_size: int = 5) -> Engine:
@@ -54,14 +55,35 @@ def make_async_engine(settings: Settings, *, application: str, pool_size: int = 
 def unit_of_work(engine: Engine) -> Iterator[Connection]:
     """Give a connection in a transaction; commit at the end, roll back on any exception."""
     with engine.begin() as conn:
+        acts = _open_ledger(conn.info)
         yield conn
+    for act in acts:
+        act()
 
 
 @asynccontextmanager
 async def async_unit_of_work(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     """Give a connection in a transaction; commit at the end, roll back on any exception or cancellation."""
     async with engine.begin() as conn:
+        acts = _open_ledger(conn.info)
         yield conn
+    for act in acts:
+        act()
+
+
+def after_commit(conn: Connection, act: Callable[[], None]) -> None:
+    """Do something once the transaction has committed, and not if it rolls back.
+
+    For what only this process sees, such as counting; it must be quick and must not fail.
+    """
+    conn.info.setdefault(_AFTER_COMMIT, []).append(act)
+
+
+def _open_ledger(info: dict[Any, Any]) -> list[Callable[[], None]]:
+    """Start the list of a transaction; a pooled connection may still carry that of another."""
+    acts: list[Callable[[], None]] = []
+    info[_AFTER_COMMIT] = acts
+    return acts
 
 
 def _ping_idle_connections(engine: Engine) -> None:

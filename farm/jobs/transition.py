@@ -16,9 +16,11 @@ from sqlalchemy import CTE, Connection, case, func, insert, literal, select, upd
 
 from farm.batches import count_end
 from farm.clock import db_now
+from farm.db.session import after_commit
 from farm.db.tables import account_usage, job, job_attempt, job_event
 from farm.jobs.job import Event, Job
 from farm.jobs.states import ACTIVE, TERMINAL, State, sources
+from farm.metrics.moves import count_fenced, count_move
 from farm.outbox import doorbell, enqueue_doorbell
 from farm.webhooks.messages import write_messages
 
@@ -105,6 +107,8 @@ def move(
     before, at = locked.job, locked.at
     allowed = sources(to) if from_states is None else sources(to).intersection(from_states)
     if before.state not in allowed or (epoch is not None and before.epoch != epoch):
+        if epoch is not None:
+            after_commit(conn, lambda: count_fenced(before.profile))
         return None
     later = {name: at + timedelta(seconds=seconds) for name, seconds in (after_s or {}).items()}
     values = {**_columns_of(to, before, at), **later, **columns, "state": to, "seq": before.seq + 1}
@@ -117,6 +121,8 @@ def move(
         count_end(conn, after.batch_id, at, ended)
     if to is State.QUEUED and after.not_before <= at:
         enqueue_doorbell(conn, after.id, after.profile)
+    failure = (event_data or {}).get("failure")
+    after_commit(conn, lambda: count_move(before, after, failure))
     return after
 
 
