@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from magi2 import packing
 from magi2.checkpoint.load import load_transformer
 from magi2.checkpoint.tiny import write_transformer
 from magi2.config import ModelConfig, MoEConfig, SamplingConfig
@@ -48,6 +49,8 @@ CONFIGS = {
     "idle": replace(PLAIN, moe=THREE_HEADS, hidden_size=96, head_dim=8, num_query_groups=12),
     "eight": replace(PLAIN, head_dim=8, num_query_groups=8),
     "grouped": replace(PLAIN, num_query_groups=2),
+    # Other weights in the same names and shapes.
+    "other": PLAIN,
 }
 
 
@@ -80,8 +83,25 @@ def predict(
     return TransformerDenoiser(model, conditioning(with_image=with_image)).predict(*latents(), timestep)
 
 
-def solve(model: Magi2Transformer, num_steps: int = 2) -> tuple[Tensor, Tensor]:
+class BranchesApart:
+    """A denoiser that predicts one branch after the other, each in a sequence of its own."""
+
+    def __init__(self, model: Magi2Transformer, conditions: Conditioning) -> None:
+        branches = (packing.CONDITIONAL, packing.UNCONDITIONAL)
+        self._each = [TransformerDenoiser(model, conditions, branches=(branch,)) for branch in branches]
+
+    def predict(self, video: Tensor, audio: Tensor, timestep: int) -> tuple[Tensor, Tensor]:
+        videos, audios = zip(*(each.predict(video, audio, timestep) for each in self._each), strict=True)
+        return torch.cat(videos), torch.cat(audios)
+
+
+def solve(
+    model: Magi2Transformer,
+    num_steps: int = 2,
+    *,
+    denoiser_type: type[TransformerDenoiser] | type[BranchesApart] = TransformerDenoiser,
+) -> tuple[Tensor, Tensor]:
     """Take the noise through all steps, with an image."""
-    denoiser = TransformerDenoiser(model, conditioning(with_image=True))
+    denoiser = denoiser_type(model, conditioning(with_image=True))
     clean = denoise(denoiser, *latents(), num_steps=num_steps, sampling=SamplingConfig())
     return clean.video, clean.audio

@@ -59,7 +59,7 @@ def lose_a_peer(
             os._exit(0)
 
 
-@pytest.mark.parametrize("end", [die, fail, stall], ids=["rank-dies", "rank-raises", "rank-stalls"])
+@pytest.mark.parametrize("end", [die, fail, stall], ids=["rank dies", "rank raises", "rank stalls"])
 def test_peer_of_a_lost_rank_ends_with_a_named_error(models: Path, end: Callable[[], None]) -> None:
     outcomes = run_world(2, lose_a_peer, models, end.__name__, end, limit_s=LIMIT_S / 2)
     said = outcomes.said[end.__name__][0]

@@ -44,7 +44,8 @@ def test_case(outcomes_of, world: int, name: str) -> None:
     outcomes_of(world).check(name, world)
 
 
-def test_golden_model_is_refused_at_tp2_by_name() -> None:
+@pytest.mark.parametrize("layout", [pytest.param(Layout(tp=2), id="golden full forwards TP2 refused")])
+def test_golden_model_is_refused_by_name(layout: Layout) -> None:
     [folder] = {path.parent for path in matching(GOLDEN, "dit", r".*_config\.json")}
     with pytest.raises(LayoutError, match="3 MoE heads do not divide by --tp 2; choose a divisor of 3"):
-        check(Layout(tp=2), read_config(folder))
+        check(layout, read_config(folder))

@@ -38,7 +38,9 @@ def groups_of(text: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(int, group)) for group in text.split())
 
 
-@pytest.mark.parametrize(("layout", "printed"), PRINTED.values(), ids=PRINTED.keys())
+@pytest.mark.parametrize(
+    ("layout", "printed"), PRINTED.values(), ids=[f"rank and group table: {row}" for row in PRINTED]
+)
 def test_groups_are_those_of_the_printed_table(layout: Layout, printed: dict[str, str]) -> None:
     found = rank_groups(layout)
     for axis in ("tp", "sp", "cfg", "dp"):
@@ -187,7 +189,9 @@ REFUSALS = {
 } | {name: ({name: 2}, rf"--{name.replace('_', '-')}: .*leave it out") for name in UNSUPPORTED}
 
 
-@pytest.mark.parametrize(("flags", "words"), REFUSALS.values(), ids=REFUSALS.keys())
+@pytest.mark.parametrize(
+    ("flags", "words"), REFUSALS.values(), ids=[f"refusal table: {row}" for row in REFUSALS]
+)
 def test_refusal_names_value_rule_and_flag(flags: dict[str, object], words: str) -> None:
     with pytest.raises(LayoutError, match=words):
         Layout.from_flags(flags)
@@ -196,7 +200,7 @@ def test_refusal_names_value_rule_and_flag(flags: dict[str, object], words: str)
 MODEL_REFUSALS = {
     "heads": (Layout(ulysses=5), r"24 attention heads do not divide by --tp 1 x --ulysses 5 = 5"),
     "heads-both": (Layout(tp=4, ulysses=4), r"24 attention heads do not divide by --tp 4 x --ulysses 4 = 16"),
-    "tp8": (Layout(tp=8), r"12 MoE heads do not divide by --tp 8; choose a divisor of 12"),
+    "TP8 refused": (Layout(tp=8), r"12 MoE heads do not divide by --tp 8; choose a divisor of 12"),
     "tp3": (
         Layout(tp=3),
         (
