@@ -175,6 +175,7 @@ class Storm:
         try:
             farm.start()
             self._wait("idle groups", self._all_ready, self.plan.settle_s)
+            self._wait("ready apis", self._apis_answer, self.plan.settle_s)
             self._traces.keys_before = all_keys(farm.broker)
             self.begun_s = time.monotonic()
             for client in self._clients:
@@ -271,6 +272,7 @@ class Storm:
         """Let what is under way come to rest: deliveries, groups, and the reaper of objects."""
         self._wait("the last webhook", lambda: self._count(NEVER_DELIVERED) == 0, self.plan.settle_s)
         self._wait("idle groups", self._all_ready, self.plan.settle_s)
+        self._wait("ready apis", self._apis_answer, self.plan.settle_s)
         for client in self._clients:
             client.join()
             self._traces.accepted |= set(client.accepted.values())
@@ -310,6 +312,14 @@ class Storm:
 
     def _all_ready(self) -> bool:
         return self._count(READY) == self.plan.workers
+
+    def _apis_answer(self) -> bool:
+        urls = [f"http://127.0.0.1:{port}/readyz" for port in self.farm.api_ports]
+        try:
+            with httpx.Client(timeout=30, trust_env=False) as http:
+                return all(http.get(url).status_code == 200 for url in urls)
+        except httpx.TransportError:
+            return False
 
     def _count(self, query: str) -> int:
         with unit_of_work(self.farm.database) as conn:
