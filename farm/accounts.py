@@ -12,16 +12,19 @@ import ipaddress
 import re
 import secrets
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from pydantic import SecretStr
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
     Integer,
+    Update,
+    bindparam,
     case,
     extract,
     func,
@@ -123,14 +126,9 @@ def authenticate(
     key = parse_key(key_text)
     if key is None:
         return None
-    is_open = (
-        api_key.c.revoked_at.is_(None)
-        & or_(api_key.c.expires_at.is_(None), api_key.c.expires_at > db_now())
-        & (account.c.status == "active")
-    )
     query = (
         select(
-            api_key.c.account_id, api_key.c.env, api_key.c.hash, api_key.c.scopes, api_key.c.cidrs, is_open
+            api_key.c.account_id, api_key.c.env, api_key.c.hash, api_key.c.scopes, api_key.c.cidrs, _is_open()
         )
         .join_from(api_key, account)
         .where(api_key.c.id8 == key.id8)
@@ -202,6 +200,12 @@ def ensure_account(conn: Connection, name: str, limits: Mapping[str, Any] | None
     return account_id
 
 
+def open_keys(conn: Connection, ids: Collection[str]) -> set[str]:
+    """Return those of some keys that still open anything."""
+    query = select(api_key.c.id8).join_from(api_key, account).where(api_key.c.id8.in_(ids), _is_open())
+    return set(conn.execute(query).scalars())
+
+
 def reserve_queue_slot(conn: Connection, account_id: str, rules: Rules, *, gpu_s: int = 0) -> None:
     """Count one more queued job and its GPU-seconds, under the lock that makes the limits exact.
 
@@ -210,22 +214,17 @@ def reserve_queue_slot(conn: Connection, account_id: str, rules: Rules, *, gpu_s
         QuotaExceededError: The day's GPU-seconds do not suffice.
         NotFoundError: There is no such active account.
     """
-    reserved = (
-        update(account_usage)
-        .where(
-            account_usage.c.account_id == account_id,
-            account.c.id == account_id,
-            account.c.status == "active",
-            account_usage.c.queued < _limit("max_queued", rules.max_queued),
-            _has_gpu_s(gpu_s, rules),
-        )
-        .values(queued=account_usage.c.queued + 1, gpu_s_reserved=account_usage.c.gpu_s_reserved + gpu_s)
-    )
-    if conn.execute(reserved).rowcount == 1:
+    given = {
+        "account": account_id,
+        "gpu_s": gpu_s,
+        "max_queued": rules.max_queued,
+        "gpu_s_per_day": rules.gpu_s_per_day,
+    }
+    if conn.execute(_RESERVE, given).rowcount == 1:
         return
     check_room(conn, account_id, gpu_s, rules)
     # Somebody made room in between; the row is locked now.
-    conn.execute(reserved)
+    conn.execute(_RESERVE, given)
 
 
 def check_room(conn: Connection, account_id: str, gpu_s: int, rules: Rules) -> None:
@@ -315,7 +314,15 @@ def account_ids(conn: Connection) -> list[str]:
     )
 
 
-def _limit(name: str, default: int | None) -> ColumnElement[Any]:
+def _is_open() -> ColumnElement[bool]:
+    return (
+        api_key.c.revoked_at.is_(None)
+        & or_(api_key.c.expires_at.is_(None), api_key.c.expires_at > db_now())
+        & (account.c.status == "active")
+    )
+
+
+def _limit(name: str, default: int | BindParameter[Any] | None) -> ColumnElement[Any]:
     return func.coalesce(account.c.limits[name].as_string().cast(Integer), default)
 
 
@@ -324,9 +331,25 @@ def _gpu_s_used() -> ColumnElement[int]:
     return case((account_usage.c.day == func.current_date(), account_usage.c.gpu_s_used), else_=0)
 
 
-def _has_gpu_s(gpu_s: int, rules: Rules) -> ColumnElement[bool]:
-    limit_s = _limit("gpu_s_per_day", rules.gpu_s_per_day)
-    return limit_s.is_(None) | (_gpu_s_used() + account_usage.c.gpu_s_reserved + gpu_s <= limit_s)
+def _reservation() -> Update:
+    """Build the statement of every submit once."""
+    gpu_s = bindparam("gpu_s", type_=Integer())
+    limit_s = _limit("gpu_s_per_day", bindparam("gpu_s_per_day", type_=Integer()))
+    has_gpu_s = limit_s.is_(None) | (_gpu_s_used() + account_usage.c.gpu_s_reserved + gpu_s <= limit_s)
+    return (
+        update(account_usage)
+        .where(
+            account_usage.c.account_id == bindparam("account"),
+            account.c.id == account_usage.c.account_id,
+            account.c.status == "active",
+            account_usage.c.queued < _limit("max_queued", bindparam("max_queued", type_=Integer())),
+            has_gpu_s,
+        )
+        .values(queued=account_usage.c.queued + 1, gpu_s_reserved=account_usage.c.gpu_s_reserved + gpu_s)
+    )
+
+
+_RESERVE = _reservation()
 
 
 def _touch(conn: Connection, id8: str) -> None:

@@ -7,7 +7,20 @@ A row may be published twice, never not at all; order is not promised.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import CTE, ColumnElement, Connection, Engine, Row, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    CTE,
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Engine,
+    Row,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from farm.clock import db_after, db_now, db_seconds
 from farm.db.session import unit_of_work
@@ -28,13 +41,17 @@ class PublishError(Exception):
 
 def enqueue_doorbell(conn: Connection, job_id: str, profile: str) -> None:
     """Ask for a doorbell in the caller's transaction, and wake the relays at its commit."""
-    row, notice = doorbell(job_id, profile)
+    row, notice = doorbell(doorbell_payload(job_id, profile))
     conn.execute(select(notice).add_cte(row))
 
 
-def doorbell(job_id: str, profile: str) -> tuple[CTE, ColumnElement[None]]:
+def doorbell_payload(job_id: str, profile: str) -> dict[str, str]:
+    """Return what a doorbell says."""
+    return {"job_id": job_id, "profile": profile}
+
+
+def doorbell(payload: dict[str, str] | BindParameter[Any]) -> tuple[CTE, ColumnElement[None]]:
     """Return the same as parts of another statement: the row to add, and what to select."""
-    payload = {"job_id": job_id, "profile": profile}
     return insert(outbox).values(topic=DOORBELL, payload=payload).cte("doorbell"), func.pg_notify(CHANNEL, "")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from sqlalchemy import Connection, Float, extract, func, select, tuple_
+from sqlalchemy import Connection, Float, Select, bindparam, extract, func, select, tuple_
 
 from farm.clock import db_now, db_seconds, monotonic_s
 from farm.db.tables import job, job_attempt, worker_group
@@ -73,14 +73,24 @@ def queue_position(conn: Connection, wanted: Job) -> int | None:
     """Return an estimate of the place in the queue of its profile, 1 = next; None when not queued."""
     if wanted.state is not State.QUEUED:
         return None
+    asked = {"profile": wanted.profile, "rank_at": wanted.rank_at, "id": wanted.id}
+    return 1 + conn.execute(_NUM_AHEAD, asked).scalar_one()
+
+
+def _num_ahead() -> Select[int]:
+    """Build the statement of every submit and poll once."""
+    here = tuple_(bindparam("rank_at", type_=job.c.rank_at.type), bindparam("id", type_=job.c.id.type))
     ahead = (
         select(job.c.id)
-        .where(job.c.state == State.QUEUED, job.c.profile == wanted.profile)
-        .where(tuple_(job.c.rank_at, job.c.id) < tuple_(wanted.rank_at, wanted.id))
+        .where(job.c.state == State.QUEUED, job.c.profile == bindparam("profile"))
+        .where(tuple_(job.c.rank_at, job.c.id) < here)
         .limit(MAX_POSITION)
         .subquery()
     )
-    return 1 + conn.execute(select(func.count()).select_from(ahead)).scalar_one()
+    return select(func.count()).select_from(ahead)
+
+
+_NUM_AHEAD = _num_ahead()
 
 
 def queue_positions(conn: Connection, job_ids: Sequence[str]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, select, tuple_
+from sqlalchemy import BindParameter, ColumnElement, Connection, Select, bindparam, select, tuple_
 
 from farm.db.tables import asset, job, job_attempt, job_event
 from farm.errors import NotFoundError
@@ -54,7 +54,7 @@ def get_job(conn: Connection, account_id: str, job_id: str) -> Job:
     Raises:
         NotFoundError: Unknown, deleted, or of another account.
     """
-    row = conn.execute(_visible(account_id).where(job.c.id == job_id)).mappings().one_or_none()
+    row = conn.execute(_ONE, {"account": account_id, "id": job_id}).mappings().one_or_none()
     if row is None:
         raise NotFoundError(job_id)
     return Job.from_row(row)
@@ -118,8 +118,12 @@ def timeline(conn: Connection, account_id: str, job_id: str) -> Timeline:
     )
 
 
-def _visible(account_id: str) -> Select[Any]:
+def _visible(account_id: str | BindParameter[str]) -> Select[Any]:
     return select(job).where(job.c.account_id == account_id, job.c.deleted_at.is_(None))
+
+
+# Built once: it is the statement of every poll.
+_ONE = _visible(bindparam("account")).where(job.c.id == bindparam("id"))
 
 
 def _filters(query: ListQuery) -> list[ColumnElement[bool]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, literal, select
+from sqlalchemy import Connection, insert, literal, select
 from sqlalchemy.dialects.postgresql import JSONB
 
 from farm.accounts import reserve_queue_slot
@@ -80,7 +80,12 @@ def submit(conn: Connection, submission: Submission, *, rules: Rules = DEFAULT_R
     if submission.webhook is not None:
         # Before the job (its foreign key is checked at commit), so that it hears of the first event too.
         add_endpoint(conn, submission.account_id, submission.webhook, job_id=job_id)
-    return insert_job(conn, {"id": job_id, **values})
+    return insert_job(
+        conn,
+        {"id": job_id, **values},
+        head_start=submission.priority * PRIORITY_HEAD_START,
+        queue_time=timedelta(seconds=submission.expires_in_s),
+    )
 
 
 def find_reusable(
@@ -155,7 +160,4 @@ def _columns(submission: Submission) -> dict[str, Any]:
         "reuse_key": submission.reuse_key(),
         "gpus": submission.gpus,
         "gpu_s_reserved": submission.gpu_s,
-        # now() is one instant for the whole transaction, and the default of created_at and queued_at.
-        "rank_at": func.now() - submission.priority * PRIORITY_HEAD_START,
-        "queue_deadline": func.now() + timedelta(seconds=submission.expires_in_s),
     }

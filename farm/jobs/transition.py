@@ -10,19 +10,32 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
-from sqlalchemy import CTE, Connection, case, func, insert, literal, select, update
+from sqlalchemy import (
+    CTE,
+    Connection,
+    Interval,
+    Select,
+    bindparam,
+    case,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
 
 from farm.batches import count_end
 from farm.clock import db_now
 from farm.db.session import after_commit
-from farm.db.tables import account_usage, job, job_attempt, job_event
+from farm.db.tables import account_usage, job, job_attempt, job_event, outbox
 from farm.jobs.job import Event, Job
 from farm.jobs.states import ACTIVE, TERMINAL, State, sources
 from farm.metrics.moves import count_fenced, count_move
-from farm.outbox import doorbell, enqueue_doorbell
-from farm.webhooks.messages import write_messages
+from farm.outbox import doorbell, doorbell_payload, enqueue_doorbell
+from farm.webhooks.messages import hearers, write_messages
 
 _OUTCOMES = {
     State.QUEUED: "requeued",
@@ -47,20 +60,50 @@ class Locked:
         return cls(Job.from_row(values), at)
 
 
-def insert_job(conn: Connection, values: Mapping[str, Any]) -> Job:
+def insert_job(
+    conn: Connection, values: Mapping[str, Any], *, head_start: timedelta, queue_time: timedelta
+) -> Job:
     """Write a new job as `queued` with its first event and doorbell; the caller has counted it.
 
-    One statement, since every round trip is felt by whoever submits.
+    One statement, since every round trip is felt by whoever submits, and built once, since that costs more
+    than running it.
+
+    Args:
+        conn: The transaction that counted it.
+        values: Columns of the job.
+        head_start: By so much it stands before others of the same instant.
+        queue_time: So long it may wait.
     """
     data = {"profile": values["profile"]}
-    row = insert(job).values(state=State.QUEUED, **values).returning(job).cte("new")
-    event = {"job_id": values["id"], "seq": 1, "type": State.QUEUED, "epoch": 0, "data": data}
-    first = insert(job_event).values(**event, at=func.now()).cte("event")
-    ring, notice = doorbell(values["id"], values["profile"])
-    written = conn.execute(select(row, notice).add_cte(first, ring)).mappings().one()
+    given = {
+        **{f"given_{name}": value for name, value in values.items()},
+        "data": data,
+        "ring": doorbell_payload(values["id"], values["profile"]),
+        "head_start": head_start,
+        "queue_time": queue_time,
+    }
+    written = conn.execute(_insertion(tuple(values)), given).mappings().one()
     queued = Job.from_row(written)
-    write_messages(conn, queued, Event(queued.id, 1, State.QUEUED, queued.created_at, 0, data))
+    if written["is_heard"]:
+        write_messages(conn, queued, Event(queued.id, 1, State.QUEUED, queued.created_at, 0, data))
     return queued
+
+
+@cache
+def _insertion(names: tuple[str, ...]) -> Select[Any]:
+    given = {name: bindparam(f"given_{name}", type_=job.c[name].type) for name in names}
+    # now() is one instant for the whole transaction, and the default of created_at and queued_at.
+    order = {
+        "rank_at": func.now() - bindparam("head_start", type_=Interval()),
+        "queue_deadline": func.now() + bindparam("queue_time", type_=Interval()),
+    }
+    row = insert(job).values(state=State.QUEUED, **given, **order).returning(job).cte("new")
+    data = bindparam("data", type_=job_event.c.data.type)
+    event = {"job_id": given["id"], "seq": 1, "type": State.QUEUED, "epoch": 0, "data": data}
+    first = insert(job_event).values(**event, at=func.now()).cte("event")
+    ring, notice = doorbell(bindparam("ring", type_=outbox.c.payload.type))
+    is_heard = hearers(given["account_id"], given["id"], State.QUEUED).exists().label("is_heard")
+    return select(row, notice, is_heard).add_cte(first, ring)
 
 
 def lock_job(conn: Connection, job_id: str) -> Locked | None:

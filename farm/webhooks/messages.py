@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, any_, insert, literal, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, any_, bindparam, insert, literal, or_, select
 
 from farm.clock import db_now
 from farm.db.tables import job as job_table
@@ -205,19 +205,34 @@ def _write(conn: Connection, row: dict[str, Any], endpoint_ids: Sequence[str], m
     conn.execute(insert(webhook_delivery), deliveries)
 
 
-def _subscribed(conn: Connection, job: Job, kind: str) -> dict[str, str]:
-    """Return the endpoints that want it, each with its payload mode."""
+def hearers(account_id: Any, job_id: Any, event_type: str) -> Select[tuple[str, str]]:
+    """Select the endpoints that want to hear of an event, for statements that ask whether there are any.
+
+    Ids may be values or parameters.
+    """
+    return _hearers(account_id, job_id, literal(_TYPES[event_type]))
+
+
+def _hearers(account_id: Any, job_id: Any, kind: ColumnElement[str]) -> Select[tuple[str, str]]:
     whole_account = (
-        (webhook_endpoint.c.account_id == job.account_id)
+        (webhook_endpoint.c.account_id == account_id)
         & webhook_endpoint.c.job_id.is_(None)
         & webhook_endpoint.c.batch_id.is_(None)
     )
-    query = select(webhook_endpoint.c.id, webhook_endpoint.c.payload_mode).where(
-        or_(whole_account, webhook_endpoint.c.job_id == job.id),
+    return select(webhook_endpoint.c.id, webhook_endpoint.c.payload_mode).where(
+        or_(whole_account, webhook_endpoint.c.job_id == job_id),
         webhook_endpoint.c.enabled,
-        literal(kind) == any_(webhook_endpoint.c.event_types),
+        kind == any_(webhook_endpoint.c.event_types),
     )
-    return {row.id: row.payload_mode for row in conn.execute(query)}
+
+
+_HEARERS = _hearers(bindparam("account_id"), bindparam("job_id"), bindparam("kind"))
+
+
+def _subscribed(conn: Connection, job: Job, kind: str) -> dict[str, str]:
+    """Return the endpoints that want it, each with its payload mode."""
+    asked = {"account_id": job.account_id, "job_id": job.id, "kind": kind}
+    return {row.id: row.payload_mode for row in conn.execute(_HEARERS, asked)}
 
 
 def _thin(job: Job, seq: int) -> dict[str, Any]:
