@@ -2,7 +2,7 @@
 
 The same file is read by api, agent and ticker. `deterministic` holds for the whole farm; a row may repeat it
 but not differ. The members of a row that describe the layout have the names of the engine's flags, with
-underscores.
+underscores. `cache_dit` says whether a request may ask for the acceleration of that name, or has it at once.
 """
 
 import difflib
@@ -11,13 +11,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from farm.errors import InvalidFieldError, SettingsError
+from magi2.config import CACHE_NUMBERS, CacheConfig
 from magi2.contract import (
+    ACCELERATIONS,
     DEFAULT_STEPS,
     DEFAULT_TIER,
     MAX_STEPS,
@@ -29,6 +31,7 @@ from magi2.contract import (
 from magi2.parallel.layout import Layout, LayoutError, check_released
 
 AUTO = "auto"
+_ACCELERATIONS = {"forbidden": ("off",), "allowed": ACCELERATIONS, "on": ACCELERATIONS}
 MIN_TIMEOUT_S = 900
 MAX_TIMEOUT_S = 4 * 3600
 _DEGREES = ("tp", "ulysses", "cfg_parallel", "data_parallel")
@@ -61,8 +64,16 @@ class _Row(BaseModel):
     dlo: bool = False
     dlo_no_allgather: bool = False
     resident_blocks: int | Literal["auto"] = 0
-    # Cache-DiT has no adapter in this release, so no row may allow it.
-    cache_dit: Literal["forbidden"] = "forbidden"
+    # What a row says nothing of is `allowed`, but for waves, whose members would have to skip alike.
+    cache_dit: Annotated[
+        Literal["forbidden", "allowed", "on"] | None,
+        BeforeValidator(lambda given: "on" if given is True else given),  # which YAML makes of a bare `on`
+    ] = None
+    cache_threshold: float | None = None
+    cache_warmup_steps: int | None = None
+    cache_max_consecutive: int | None = None
+    # Of the engine's large matrices; the released weights are bfloat16.
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
     deterministic: bool | None = None
     default_tier: str = DEFAULT_TIER
     max_tier: str = DEFAULT_TIER
@@ -70,6 +81,8 @@ class _Row(BaseModel):
     max_steps: int = Field(default=MAX_STEPS, ge=1, le=MAX_STEPS)
     execution_timeout_s: int = Field(default=MAX_TIMEOUT_S, ge=MIN_TIMEOUT_S, le=MAX_TIMEOUT_S)
     roomier: str | None = None
+    spill: list[str] = []
+    warm_up: bool = False
 
     @model_validator(mode="after")
     def _fits_together(self) -> "_Row":
@@ -85,12 +98,27 @@ class _Row(BaseModel):
             raise ValueError(
                 f"{' x '.join(_DEGREES)} is {world}, but devices is {self.devices}; they must be equal"
             )
+        if self.data_parallel > 1 and self.cache_dit not in {None, "forbidden"}:
+            raise ValueError(
+                f"cache_dit: {self.cache_dit} with data_parallel {self.data_parallel}: the clips of a wave "
+                "would have to skip the same steps; set cache_dit: forbidden"
+            )
+        CacheConfig.from_row(self.cache_numbers())
         try:
             layout = Layout.from_flags({member: getattr(self, member) for member in _LAYOUT})
             check_released(layout)
         except LayoutError as error:
             raise ValueError(str(error)) from None
         return self
+
+    def cache_numbers(self) -> dict[str, Any]:
+        """Return what the row itself says of when a step may come from the cache."""
+        given = {name: getattr(self, f"cache_{name}") for name in CACHE_NUMBERS}
+        return {f"cache_{name}": value for name, value in given.items() if value is not None}
+
+    def cache_rule(self) -> str:
+        """Return whether requests may ask for the cache, or have it unless they say no."""
+        return self.cache_dit or ("forbidden" if self.data_parallel > 1 else "allowed")
 
 
 class _File(BaseModel):
@@ -102,10 +130,15 @@ class _File(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "_File":
-        named = [*self.auto, *(row.roomier for row in self.profiles.values() if row.roomier)]
+        rows = self.profiles.values()
+        named = [
+            *self.auto,
+            *(row.roomier for row in rows if row.roomier),
+            *(to for row in rows for to in row.spill),
+        ]
         for name in named:
             if name not in self.profiles:
-                raise ValueError(f"{name} is named in auto or roomier but has no row")
+                raise ValueError(f"{name} is named in auto, roomier or spill but has no row")
         for name, row in self.profiles.items():
             if row.deterministic not in {None, self.deterministic}:
                 raise ValueError(
@@ -134,6 +167,8 @@ class Profile:
     max_steps: int = MAX_STEPS
     cache_dit: str = "forbidden"
     roomier: str | None = None
+    spill: tuple[str, ...] = ()  # where its jobs may be moved when nobody serves it, in this order
+    warm_up: bool = False  # a group is ready only after a self-test
 
     @property
     def world(self) -> int:
@@ -149,6 +184,8 @@ class Profile:
             default_steps=self.default_steps,
             max_steps=self.max_steps,
             deterministic=self.deterministic,
+            accelerations=_ACCELERATIONS[self.cache_dit],
+            default_acceleration="cache_dit" if self.cache_dit == "on" else "off",
         )
 
 
@@ -185,6 +222,26 @@ class Profiles:
         if requested not in {None, AUTO}:
             return self.get(str(requested))
         return self.by_name[next((name for name in self.auto if name in live), self.auto[0])]
+
+    @property
+    def wave_sizes(self) -> dict[str, int]:
+        """Slots of the profiles whose layout runs several clips side by side."""
+        return {name: row.wave_size for name, row in self.by_name.items() if row.wave_size > 1}
+
+    def spill(
+        self, name: str, usable: AbstractSet[str], request: GenerationRequest, *, is_auto: bool
+    ) -> Profile | None:
+        """Return the first profile of those in use that a waiting job may move to; None if there is none.
+
+        Those that the row lists come first, then, for a job that asked for `auto`, the farm's order. A
+        profile whose caps or settings refuse the request is never chosen.
+        """
+        allowed = (*self.by_name[name].spill, *(self.auto if is_auto else ()))
+        for other in allowed:
+            profile = self.by_name[other]
+            if other != name and other in usable and not problems_of(request, profile.limits()):
+                return profile
+        return None
 
     def roomier(self, name: str, live: AbstractSet[str], request: GenerationRequest) -> str | None:
         """Return a live profile that needs less device memory than this one and takes the request."""
@@ -226,14 +283,18 @@ def _profile(name: str, row: _Row, parsed: _File) -> Profile:
         devices=row.devices,
         deterministic=parsed.deterministic,
         execution_timeout_s=row.execution_timeout_s,
-        layout={member: getattr(row, member) for member in _LAYOUT},
+        layout={member: getattr(row, member) for member in _LAYOUT}
+        | {"dtype": row.dtype}
+        | row.cache_numbers(),
         wave_size=row.data_parallel,
         default_tier=row.default_tier,
         max_tier=row.max_tier,
         default_steps=row.default_steps,
         max_steps=row.max_steps,
-        cache_dit=row.cache_dit,
+        cache_dit=row.cache_rule(),
         roomier=row.roomier,
+        spill=tuple(row.spill),
+        warm_up=row.warm_up,
     )
 
 

@@ -55,6 +55,31 @@ def test_a_profile_that_says_nothing_takes_the_engines_defaults(shipped):
     )
 
 
+@pytest.mark.parametrize(
+    ("row", "accelerations", "default"),
+    [
+        ("", ("off", "cache_dit"), "off"),
+        (", cache_dit: allowed", ("off", "cache_dit"), "off"),
+        (", cache_dit: on", ("off", "cache_dit"), "cache_dit"),
+        (', cache_dit: "on"', ("off", "cache_dit"), "cache_dit"),
+        (", cache_dit: forbidden", ("off",), "off"),
+    ],
+)
+def test_a_profile_says_which_accelerations_it_takes(load, row, accelerations, default):
+    limits = load(GOOD.replace("ulysses: 4", f"ulysses: 4{row}")).get("big").limits()
+    assert (limits.accelerations, limits.default_acceleration) == (accelerations, default)
+
+
+def test_a_wave_takes_no_acceleration_unasked(shipped):
+    assert shipped.get("dlo-dp4").limits().accelerations == ("off",)
+
+
+def test_numbers_of_the_cache_go_along_with_the_layout(load):
+    profile = load(GOOD.replace("ulysses: 4", "ulysses: 4, cache_threshold: 0.1")).get("big")
+    assert profile.layout["cache_threshold"] == 0.1
+    assert "cache_warmup_steps" not in profile.layout
+
+
 def test_time_outs_lie_between_their_floor_and_their_cap(shipped):
     for profile in shipped.by_name.values():
         assert 900 <= profile.execution_timeout_s <= profile.execution_timeout_cap_s == 14_400
@@ -122,7 +147,9 @@ def test_profiles_that_point_at_each_other_do_not_turn_in_circles(load):
         ("default_tier: 272p", "default_tier: 540p", "small: default_tier 540p is above max_tier 272p"),
         ("default_steps: 4", "default_steps: 40", "small: default_steps 40 is above max_steps 20"),
         ("layerwise: true", "deterministic: false", "small says deterministic: False, the farm True"),
-        ("layerwise: true", "cache_dit: allowed", r"small\.cache_dit: Input should be 'forbidden'"),
+        ("layerwise: true", "cache_dit: maybe", r"small\.cache_dit: Input should be 'forbidden'"),
+        ("layerwise: true", "cache_threshold: 2", "small: the cache's threshold must lie between 0 and 1"),
+        ("ulysses: 4", "data_parallel: 4, cache_dit: on", "big: cache_dit: on with data_parallel 4"),
         ("roomier: small", "roomier: tiny", "tiny is named in auto or roomier but has no row"),
         ("[big, small]", "[huge]", "huge is named in auto or roomier but has no row"),
         ("[big, small]", "[]", "auto: List should have at least 1 item"),
