@@ -13,6 +13,7 @@ import structlog
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from psycopg.errors import LockNotAvailable, QueryCanceled
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.datastructures import Headers, MutableHeaders
@@ -155,6 +156,8 @@ def as_farm_error(exc: Exception) -> FarmError:
         return FarmError("client_disconnected", 400, "the connection closed before the whole body arrived")
     if _is_database_away(exc):
         message = "the database does not answer; try again"
+        if isinstance(getattr(exc, "orig", None), LockNotAvailable | QueryCanceled):
+            message = "others keep the database busy; nothing was done: try again"
         return FarmError("no_database", 503, message, retry_after_s=DATABASE_RETRY_AFTER_S)
     return FarmError("internal", 500, "something went wrong on the server; the request id leads to the log")
 

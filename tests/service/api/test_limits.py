@@ -4,6 +4,7 @@ import asyncio
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from farm.db.session import unit_of_work
 from farm.jobs.lifecycle import finish_cancel
@@ -58,14 +59,36 @@ async def test_submits_are_counted_by_account_and_replays_are_not(farm: Farm) ->
     assert farm.num_jobs() == 2
 
 
+async def submit_when_free(client: httpx.AsyncClient) -> httpx.Response:
+    """Submit as answers ask for: submits of one account wait for each other, on a slow machine for long."""
+    while (answer := await client.post("/v1/videos", json=SUBMIT)).status_code == 503:
+        assert (answer.json()["code"], answer.headers["retry-after"]) == ("no_database", "2")
+    return answer
+
+
 async def test_max_queued_is_exact_under_many_submits_at_once(client: httpx.AsyncClient, farm: Farm) -> None:
     farm.execute("UPDATE account SET limits = '{\"max_queued\": 2}'")
-    answers = await asyncio.gather(*(client.post("/v1/videos", json=SUBMIT) for _ in range(8)))
+    answers = await asyncio.gather(*(submit_when_free(client) for _ in range(8)))
     codes = sorted(answer.status_code for answer in answers)
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert codes == [200] * 2 + [429] * 6
     assert (refused.json()["code"], farm.num_jobs()) == ("queue_full", 2)
     assert int(refused.headers["retry-after"]) >= 1
+
+
+async def test_submit_that_waits_too_long_for_others_is_told_to_come_again_and_leaves_nothing(
+    client: httpx.AsyncClient, farm: Farm
+) -> None:
+    key = {"Idempotency-Key": "again"}
+    with unit_of_work(farm.database) as conn:
+        conn.execute(text("SELECT 1 FROM account_usage FOR UPDATE"))
+        refused = await client.post("/v1/videos", json=SUBMIT, headers=key)
+    assert (refused.status_code, refused.json()["code"]) == (503, "no_database")
+    assert "busy" in refused.json()["detail"]
+    assert int(refused.headers["retry-after"]) >= 1
+    assert farm.num_jobs() == 0
+    again = await client.post("/v1/videos", json=SUBMIT, headers=key)
+    assert (again.status_code, farm.num_jobs()) == (200, 1)
 
 
 async def test_gpu_seconds_are_reserved_exactly_and_settled_at_the_end(
