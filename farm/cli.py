@@ -7,6 +7,7 @@ interrupted.
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from farm.commands import (
     admin,
@@ -17,6 +18,7 @@ from farm.commands import (
     doctor,
     export,
     jobs,
+    loadtest,
     roles,
     service,
     submit,
@@ -29,12 +31,35 @@ from farm.embedded.process import EmbeddedError
 from farm.errors import FarmError, SettingsError
 from farm.storage import StorageError
 
-COMMANDS = (demo, up, test, submit, jobs, service, roles, database, admin, bucket, config, doctor, export)
+COMMANDS = (
+    demo,
+    up,
+    test,
+    submit,
+    jobs,
+    service,
+    roles,
+    database,
+    admin,
+    bucket,
+    config,
+    doctor,
+    loadtest,
+    export,
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses a wrong word in two lines; the whole usage is what `--help` is for."""
+
+    def error(self, message: str) -> NoReturn:
+        note(f"{self.prog}: {message}\nsee {self.prog} --help")
+        raise SystemExit(Exit.USAGE)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser with all commands."""
-    parser = argparse.ArgumentParser(prog="magi2-farm", description="Render farm for MAGI-2 Preview.")
+    parser = _Parser(prog="magi2-farm", description="Render farm for MAGI-2 Preview.")
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_to(subcommands)

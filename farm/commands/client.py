@@ -175,7 +175,8 @@ def _raise_for(answer: httpx.Response) -> None:
         body = {}
     lines = [f"{problem['loc']}: {problem['msg']}" for problem in body.get("errors") or []]
     message = "\n".join(lines) or body.get("detail") or f"HTTP {answer.status_code}"
-    raise CommandError(message, _EXIT_OF_STATUS.get(answer.status_code, Exit.FAILED))
+    code = _EXIT_OF_STATUS.get(answer.status_code, Exit.FAILED)
+    raise CommandError(message, code, reason=body.get("code"))
 
 
 _EXIT_OF_STATUS = {

@@ -18,7 +18,8 @@ class Exit(IntEnum):
 class CommandError(Exception):
     """A command cannot go on; the message says what to change."""
 
-    def __init__(self, message: str, code: Exit = Exit.FAILED) -> None:
-        """Take the sentence for the person and the exit code for the script."""
+    def __init__(self, message: str, code: Exit = Exit.FAILED, reason: str | None = None) -> None:
+        """Take the sentence for the person, the exit code for the script, and the API's code of a refusal."""
         super().__init__(message)
         self.code = code
+        self.reason = reason

@@ -105,3 +105,27 @@ def test_exit_codes_are_those_of_the_failure(run: Run, words: tuple[str, ...], c
 
 def test_refused_key_exits_4(run: Run) -> None:
     assert run("jobs", "list", key="mk_live_x")[0] == 4
+
+
+def test_load_is_measured_and_leaves_nothing_to_render(run: Run, farm: Farm) -> None:
+    code, out = run("loadtest", "--rate", "20", "--seconds", "0.5", "--json")
+    figures = {row["what"]: row for row in json.loads(out)["rows"]}
+    assert code == 0
+    assert figures["submit"]["requests"] == figures["read"]["requests"] == 10
+    assert figures["submit"]["refused"] == figures["read"]["refused"] == 0
+    assert figures["submit"]["p99_ms"] >= figures["submit"]["p50_ms"] > 0
+    assert farm.execute("SELECT state, count(*) FROM job GROUP BY state") == [("canceled", 10)]
+
+
+def test_load_that_is_refused_exits_1_and_says_why(run: Run, farm: Farm) -> None:
+    farm.execute("""UPDATE account SET limits = '{"max_queued": 3}'""")
+    code, out = run("loadtest", "--rate", "20", "--seconds", "0.25", "--json")
+    (submitted, _) = json.loads(out)["rows"]
+    assert code == 1
+    assert submitted["reasons"] == {"queue_full": 2}
+    assert farm.execute("SELECT count(*) FROM job WHERE state <> 'canceled'") == [(0,)]
+
+
+def test_load_with_a_wrong_key_exits_4_before_anything_is_sent(run: Run, farm: Farm) -> None:
+    assert run("loadtest", key="mk_live_x")[0] == 4
+    assert farm.num_jobs() == 0

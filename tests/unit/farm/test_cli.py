@@ -81,3 +81,37 @@ def test_a_tier_that_is_missing_fails_the_test_command(
 def test_api_description_is_exported_without_a_farm(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "openapi"]) == 0
     assert "/v1/videos/{video_id}/content" in json.loads(capfd.readouterr().out)["paths"]
+
+
+def test_wrong_word_is_told_in_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["jobs", "lst"])
+    said = capsys.readouterr().err.splitlines()
+    assert raised.value.code == 2
+    assert len(said) == 2
+    assert "invalid choice: 'lst'" in said[0]
+    assert said[1] == "see magi2-farm jobs --help"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rate", "0"], "--rate is 0; it must be above 0 and up to 50"),
+        (["--rate", "51"], "--rate is 51; it must be above 0 and up to 50"),
+        (["--seconds", "301"], "--seconds is 301; it must be above 0 and up to 300"),
+        (["--rate", "50", "--seconds", "300"], "are 15000 requests; at most 2000 go"),
+        (["--url", "https://farm.example.com"], "--allow-remote"),
+    ],
+)
+def test_load_is_bounded_and_stays_on_this_machine(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    StateDirectory(elsewhere / ".state").keep_access(Access("http://127.0.0.1:1", "mk_live_x"))
+    assert main(["loadtest", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_load_on_a_farm_that_is_away_exits_3(elsewhere: Path) -> None:
+    closed = f"http://127.0.0.1:{free_ports(1)[0]}"
+    StateDirectory(elsewhere / ".state").keep_access(Access(closed, "mk_live_x"))
+    assert main(["loadtest"]) == 3
