@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magi2 import errors
-from magi2.config import CACHE_NUMBERS, CacheConfig, EngineConfig, Launch, wait_passively
+from magi2.config import CACHE_NUMBERS, DTYPES, CacheConfig, EngineConfig, Launch, wait_passively
 from magi2.contract import GenerationRequest
 from magi2.parallel.layout import Layout, check, refuse_absent
 from worker.engine_api import (
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from magi2.pipeline import Magi2Pipeline
 
 logger = logging.getLogger(__name__)
+# Members of a profile that come beside those of the layout.
+_OTHERS = {"dtype", *(f"cache_{name}" for name in CACHE_NUMBERS)}
 
 
 class Magi2Engine:
@@ -156,9 +158,8 @@ def layout_of(spec: LoadSpec) -> Layout:
         LayoutError: It breaks a rule, or needs what this release has not; profile and flags are named.
     """
     try:
-        numbers = {f"cache_{name}" for name in CACHE_NUMBERS}
         layout = Layout.from_flags(
-            {flag: value for flag, value in spec.layout.items() if flag not in numbers}
+            {flag: value for flag, value in spec.layout.items() if flag not in _OTHERS}
         )
         refuse_absent(layout)
     except errors.LayoutError as error:
@@ -179,8 +180,13 @@ def _engine_config(spec: LoadSpec) -> EngineConfig:
         cache = CacheConfig.from_row(spec.layout)
     except ValueError as error:
         raise LoadRefusedError(f"profile {spec.profile}: {error}") from error
-    root = Path(spec.ckpt_root).expanduser()
-    return EngineConfig(root, device=device, deterministic=spec.deterministic, cache=cache)
+    return EngineConfig(
+        Path(spec.ckpt_root).expanduser(),
+        device=device,
+        dtype=spec.layout.get("dtype", DTYPES[0]),
+        deterministic=spec.deterministic,
+        cache=cache,
+    )
 
 
 def _read(request: RenderRequest) -> tuple[GenerationRequest, bytes | None]:

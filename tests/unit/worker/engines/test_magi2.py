@@ -77,6 +77,16 @@ def test_rank_uses_the_one_device_that_it_sees():
     assert magi2._engine_config(spec()).device == "cpu"
 
 
+def test_profile_says_dtype_and_when_steps_may_be_cached() -> None:
+    layout = {"ulysses": 4, "dtype": "float32", "cache_threshold": 0.1}
+    assert magi2.layout_of(spec(world=4, layout=layout)) == Layout(ulysses=4)
+    config = magi2._engine_config(spec(layout=layout))
+    assert (config.dtype, config.cache.threshold, config.cache.warmup_steps) == ("float32", 0.1, 4)
+    assert magi2._engine_config(spec()).dtype == "bfloat16"
+    with pytest.raises(LoadRefusedError, match="profile sp4: the cache's threshold must lie between 0 and 1"):
+        magi2._engine_config(spec(layout={"cache_threshold": 2.0}))
+
+
 @pytest.mark.parametrize(
     ("raised", "told"),
     [
