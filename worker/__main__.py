@@ -25,7 +25,7 @@ from worker.engine_api import ENGINES
 
 log = structlog.get_logger(__name__)
 
-ENDED, DRAINING = 0, -1  # no signal has these numbers
+ENDED, DRAINING, RESUMED = 0, -1, -2  # no signal has these numbers
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,12 +63,10 @@ def _config(settings: Settings, options: argparse.Namespace) -> AgentConfig:
 def _serve(settings: Settings, config: AgentConfig) -> int:
     # A SimpleQueue may be filled by a signal handler that interrupts its reader; a lock or an event may not.
     news: queue.SimpleQueue[int] = queue.SimpleQueue()
-    agent = Agent(settings, config, on_drain=lambda: news.put(DRAINING))
+    agent = Agent(settings, config, on_drain=lambda: news.put(DRAINING), on_resume=lambda: news.put(RESUMED))
     failures: list[BaseException] = []
     loop = threading.Thread(target=_run_loop, args=(agent, failures, news), name="agent-loop")
-    consumer = DoorbellConsumer(
-        settings, config.profile.name, agent.group_id, ring=agent.ring, on_shutdown=agent.drain
-    )
+    consumer = _consumer(settings, config, agent)
     metrics = MetricsServer(settings.metrics)
     consumer.start()
     for wanted in (signal.SIGTERM, signal.SIGINT):
@@ -77,6 +75,9 @@ def _serve(settings: Settings, config: AgentConfig) -> int:
     while (number := news.get()) != ENDED:
         if number == DRAINING:
             consumer.stop()
+        elif number == RESUMED:
+            consumer = _consumer(settings, config, agent)
+            consumer.start()
         else:
             log.info("signal", signal=signal.Signals(number).name)
             agent.drain(now=agent.is_leaving)
@@ -87,6 +88,11 @@ def _serve(settings: Settings, config: AgentConfig) -> int:
         sys.stderr.write(f"{failures[0]}\n")
         return 1
     return 0
+
+
+def _consumer(settings: Settings, config: AgentConfig, agent: Agent) -> DoorbellConsumer:
+    name = config.profile.name
+    return DoorbellConsumer(settings, name, agent.group_id, ring=agent.ring, on_shutdown=agent.drain)
 
 
 def _run_loop(agent: Agent, failures: list[BaseException], news: "queue.SimpleQueue[int]") -> None:

@@ -93,6 +93,8 @@ class Attempt:
     tools: Tools
     timings: dict[str, float] = field(default_factory=dict)
     is_running: bool = False
+    is_over: bool = False  # its end is recorded, or it is no longer ours
+    neighbours: int = 0  # other jobs that the ranks work on beside it
     _percent: int = 0
 
     @property

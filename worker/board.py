@@ -43,14 +43,26 @@ class Crash:
 
 @dataclass
 class Run:
-    """One call of the engine on all ranks, while it lasts."""
+    """One call of the engine on all ranks, while it lasts.
+
+    `owners` says which rank answers for a request, if not rank 0; `outcomes` is there once all are answered,
+    until then they gather in `answers`.
+    """
 
     token: str
     request_ids: list[str]
+    owners: dict[str, int] = field(default_factory=dict)
+    answers: dict[str, Outcome] = field(default_factory=dict)
     outcomes: dict[str, Outcome] | None = None
     done: set[int] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
     fault: EngineFault | None = None
-    news: WorkReport | None = None
+    news: dict[str, WorkReport] = field(default_factory=dict)
+
+    @property
+    def is_wave(self) -> bool:
+        """Tell whether ranks other than rank 0 answer for requests."""
+        return any(self.owners.values())
 
 
 class RankBoard:
@@ -65,6 +77,7 @@ class RankBoard:
         self._pongs: dict[int, int] = {}
         self._crashes: dict[int, Crash] = {}
         self._run: Run | None = None
+        self._refused: tuple[str, dict[str, EngineFault]] | None = None
         self._load_news: WorkReport | None = None
 
     @property
@@ -113,6 +126,19 @@ class RankBoard:
             news, self._load_news = self._load_news, None
             return news
 
+    def take_refused(self, token: str) -> dict[str, EngineFault] | None:
+        """Return the answer to a validation once it is there: what was refused, by request id."""
+        with self._changed:
+            if self._refused is None or self._refused[0] != token:
+                return None
+            return self._refused[1]
+
+    def take_dropped(self, run: Run) -> set[str]:
+        """Return the requests that the engine has turned into ghosts since the last question."""
+        with self._changed:
+            dropped, run.dropped = run.dropped, set()
+            return dropped
+
     def begin(self, run: Run) -> None:
         """Expect reports and outcomes of this run from now on."""
         with self._changed:
@@ -125,12 +151,12 @@ class RankBoard:
         with self._changed:
             self._run = None
 
-    def look(self, run: Run) -> tuple[WorkReport | None, dict[str, Outcome] | None, bool]:
-        """Return the newest report (once), the outcomes if rank 0 has sent them, and whether all is said."""
+    def look(self, run: Run) -> tuple[list[WorkReport], dict[str, Outcome] | None, bool]:
+        """Return the newest report of each request (once), all outcomes or None, and whether all is said."""
         with self._changed:
-            news, run.news = run.news, None
+            news, run.news = run.news, {}
             is_over = len(run.done) == len(self._watches) or bool(self._crashes)
-            return news, run.outcomes, is_over
+            return list(news.values()), run.outcomes, is_over
 
     def stall(self, limits: StallLimits, *, on_cpu: bool) -> str | None:
         """Say which rank shows no progress for longer than its phase allows, if one does."""
@@ -176,6 +202,16 @@ class RankBoard:
             self._take_progress(rank, message)
         elif kind in {protocol.RESULT, protocol.DONE}:
             self._take_outcomes(rank, message)
+        else:
+            self._take_other(kind, message)
+
+    def _take_other(self, kind: str, message: Message) -> None:
+        if kind == protocol.VALIDATED:
+            faults = {name: fault_of(fault) for name, fault in message["faults"].items()}
+            self._refused = (message["token"], faults)
+        elif kind == protocol.DROPPED:
+            if self._run is not None and message["token"] == self._run.token:
+                self._run.dropped.update(message["request_ids"])
         elif kind != protocol.HELLO:
             raise ProtocolError(f"unknown message {kind!r}")
 
@@ -186,7 +222,7 @@ class RankBoard:
         if self._run is None:
             self._load_news = report
         elif message["token"] == self._run.token:
-            self._run.news = report
+            self._run.news[report.request_id] = report
 
     def _take_outcomes(self, rank: int, message: Message) -> None:
         run = self._run
@@ -194,15 +230,18 @@ class RankBoard:
             return
         outcomes = {name: _outcome_of(wire) for name, wire in message["outcomes"].items()}
         run.done.add(rank)
-        if rank == 0:
-            missing = [name for name in run.request_ids if name not in outcomes]
-            if missing:
-                raise ProtocolError(f"no outcome for {missing}")
-            run.outcomes = outcomes
-            return
-        for outcome in outcomes.values():
+        mine = [name for name in run.request_ids if run.owners.get(name, 0) == rank]
+        missing = [name for name in mine if name not in outcomes]
+        if missing:
+            raise ProtocolError(f"no outcome for {missing}")
+        run.answers |= {name: outcomes[name] for name in mine}
+        if len(run.answers) == len(run.request_ids):
+            run.outcomes = run.answers
+        for name, outcome in outcomes.items():
             # What every rank refuses alike needs no help; a fault of one leaves the others waiting for it.
-            if isinstance(outcome, EngineFault) and not isinstance(outcome, InvalidInput | Stopped):
+            if isinstance(outcome, InvalidInput | Stopped) or name in mine:
+                continue
+            if isinstance(outcome, EngineFault):
                 run.fault = outcome
 
     def _note_crash(

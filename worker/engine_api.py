@@ -37,12 +37,16 @@ class LoadSpec:
 
 @dataclass(frozen=True)
 class RenderRequest:
-    """One clip to make: the validated request, its input image if any, and where the mp4 goes."""
+    """One clip to make: the validated request, its input image if any, and where the mp4 goes.
+
+    `slot` is its place in a wave: the data-parallel coordinate of the ranks that render it.
+    """
 
     request_id: str
     request: Mapping[str, Any]
     image_path: str | None
     output_path: str
+    slot: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,16 @@ Report = Callable[[str, str, int, int], None]
 Outcome = RenderResult | EngineFault
 
 
+class StopSignal(Protocol):
+    """What an engine asks at its step boundaries; only the answers of rank 0 count."""
+
+    def __call__(self) -> bool:
+        """Tell whether all requests shall end at this boundary."""
+
+    def dropped(self) -> frozenset[str]:
+        """Return the requests of a wave whose slots are ghosts from this boundary on; it only grows."""
+
+
 class Engine(Protocol):
     """One loaded engine of one rank; every rank of a group is sent the same calls in the same order."""
 
@@ -128,16 +142,31 @@ class Engine(Protocol):
         """Check on the host, without a device, what only a worker can know; raise `InvalidInput`."""
 
     def run(
-        self, requests: Sequence[RenderRequest], report: Report, should_stop: Callable[[], bool]
+        self, requests: Sequence[RenderRequest], report: Report, should_stop: StopSignal
     ) -> dict[str, Outcome]:
         """Render all requests and return one outcome per request id.
 
         `should_stop` is asked at step boundaries; only the answer of rank 0 counts, and the engine makes
         sure that all ranks leave at the same step.
+
+        A data-parallel layout has as many slots as replicas and is given one to all of them filled. A slot
+        without a request, or whose request was dropped or has failed, takes part in gather-only passes until
+        the others have finished. Every rank is given all requests; the first rank of a replica
+        (`output_rank`) answers for the request of its slot, and other answers for it are not looked at.
         """
 
     def close(self) -> None:
         """Free the devices."""
+
+
+def num_slots_of(layout: Mapping[str, Any]) -> int:
+    """Return how many requests a layout runs side by side."""
+    return int(layout.get("data_parallel", 1))
+
+
+def output_rank(slot: int, world: int, num_slots: int) -> int:
+    """Return the rank that writes the file of a slot: the first of its replica, as ranks are numbered."""
+    return slot * (world // num_slots)
 
 
 def make_engine(name: str) -> Engine:

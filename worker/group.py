@@ -18,7 +18,16 @@ from typing import Any
 from worker import protocol
 from worker.board import Crash, RankBoard, Run, WorkReport, first_cause
 from worker.devices import free_port, rank_environment
-from worker.engine_api import LoadSpec, Outcome, OutOfMemory, RenderRequest, Stopped
+from worker.engine_api import (
+    EngineFault,
+    LoadSpec,
+    Outcome,
+    OutOfMemory,
+    RenderRequest,
+    Stopped,
+    num_slots_of,
+    output_rank,
+)
 from worker.liveness import StallLimits
 from worker.protocol import ProtocolError
 from worker.rank_process import RankProcess, RankSpec
@@ -41,6 +50,11 @@ class GroupSpec:
     log_dir: Path
     layout: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def num_slots(self) -> int:
+        """How many requests its ranks run side by side."""
+        return num_slots_of(self.layout)
+
 
 @dataclass(frozen=True)
 class GroupTimes:
@@ -51,6 +65,7 @@ class GroupTimes:
     cancel_steps: float = 3.0
     late_rank_s: float = 10.0
     ping_s: float = 5.0
+    validate_s: float = 180.0
     term_s: float = 5.0
     kill_s: float = 10.0
 
@@ -69,6 +84,21 @@ class GroupCrashError(Exception):
     def __init__(self, message: str, evidence: dict[str, Any]) -> None:
         super().__init__(message)
         self.evidence = evidence
+
+
+@dataclass(frozen=True)
+class Members:
+    """Talk about single requests of a wave while it runs, both called in the supervisor's thread.
+
+    `called_off` says which requests shall become ghosts (it only grows); `on_dropped` hears when the engine
+    has made one of them so.
+    """
+
+    called_off: Callable[[], frozenset[str]]
+    on_dropped: Callable[[str], None]
+
+
+_NO_MEMBERS = Members(frozenset, lambda _: None)
 
 
 class GroupStuckError(Exception):
@@ -161,6 +191,30 @@ class GpuGroup:
             board.wait(POLL_S)
         return False
 
+    def validate(self, requests: Sequence[RenderRequest], token: str) -> dict[str, EngineFault]:
+        """Have rank 0 check requests on the host; return those that it refuses, by request id.
+
+        Raises:
+            GroupCrashError: It failed or did not answer; all ranks are gone.
+            GroupStuckError: Ranks could not be killed.
+        """
+        self._claim_thread()
+        board = self._board
+        if board is None:
+            raise GroupCrashError("the ranks are not started", {})
+        deadline = time.monotonic() + self._times.validate_s
+        try:
+            wire = [asdict(request) for request in requests]
+            self._ranks[0].send(protocol.VALIDATE, token=token, requests=wire)
+            while (refused := board.take_refused(token)) is None:
+                is_late = time.monotonic() > deadline
+                limit = f"rank 0 has not validated within {self._times.validate_s:g} s"
+                self._raise_if_failed(board, stall=limit if is_late else None)
+                board.wait(POLL_S)
+        except (GroupCrashError, ProtocolError) as error:
+            raise self._bury(board, error) from error
+        return refused
+
     def run(
         self,
         requests: Sequence[RenderRequest],
@@ -168,6 +222,7 @@ class GpuGroup:
         *,
         on_progress: Callable[[WorkReport], None],
         stop: Callable[[], Stop],
+        members: Members = _NO_MEMBERS,
     ) -> dict[str, Outcome]:
         """Render the requests on all ranks and return one outcome per request id.
 
@@ -182,11 +237,11 @@ class GpuGroup:
         board = self._board
         if board is None:
             raise GroupCrashError("the ranks are not started", {})
-        run = Run(token, [request.request_id for request in requests])
+        run = Run(token, [request.request_id for request in requests], self._owners(requests))
         board.begin(run)
         try:
             self._send_all(protocol.RUN, token=token, requests=[asdict(request) for request in requests])
-            outcomes = self._supervise(board, run, on_progress, stop)
+            outcomes = self._supervise(board, run, on_progress, stop, members)
         except (GroupCrashError, ProtocolError) as error:
             raise self._bury(board, error) from error
         except BaseException:
@@ -279,23 +334,40 @@ class GpuGroup:
         run: Run,
         on_progress: Callable[[WorkReport], None],
         stop: Callable[[], Stop],
+        members: Members,
     ) -> dict[str, Outcome]:
         patience = _Patience()
+        called_off: frozenset[str] = frozenset()
         while True:
             news, outcomes, is_over = board.look(run)
-            if news is not None:
-                on_progress(news)
+            for report in news:
+                on_progress(report)
+            for request_id in sorted(board.take_dropped(run)):
+                members.on_dropped(request_id)
             if outcomes is not None and is_over:
                 return outcomes
             if outcomes is None:
                 self._raise_if_failed(board)
+                called_off = self._call_off(run, called_off, members.called_off())
                 if not self._obey(stop(), run, patience):
                     self.kill()
                     return dict.fromkeys(run.request_ids, Stopped("the ranks were killed"))
             if self._is_too_late(run, patience):
+                if outcomes is None and run.is_wave:
+                    raise GroupCrashError(f"a rank failed and the others did not follow: {run.fault}", {})
                 self.kill()
                 return outcomes or dict.fromkeys(run.request_ids, run.fault or Stopped())
             board.wait(POLL_S)
+
+    def _owners(self, requests: Sequence[RenderRequest]) -> dict[str, int]:
+        world, num_slots = self.spec.world, self.spec.num_slots
+        return {request.request_id: output_rank(request.slot, world, num_slots) for request in requests}
+
+    def _call_off(self, run: Run, before: frozenset[str], wanted: frozenset[str]) -> frozenset[str]:
+        """Tell rank 0 which requests of a wave are no longer wanted; the engine decides at which step."""
+        if wanted - before:
+            self._ranks[0].send(protocol.CANCEL, token=run.token, request_ids=sorted(wanted))
+        return before | wanted
 
     def _obey(self, order: Stop, run: Run, patience: _Patience) -> bool:
         """Pass a stop on to rank 0, which decides at which step; False when the ranks must be killed."""

@@ -1,6 +1,6 @@
-"""The heartbeat: one thread with its own database connection that keeps group and lease alive.
+"""The heartbeat: one thread with its own database connection that keeps group and leases alive.
 
-It beats for a job only while the ranks are provably alive, so a frozen rank under a healthy agent loses
+It beats for jobs only while the ranks are provably alive, so a frozen rank under a healthy agent loses
 its lease. A `Lease` is what the agent knows of its claim: it counts as held until shortly before its end
 by a local monotonic clock that starts when the last accepted beat was sent, whatever happens to the
 database or to this thread meanwhile. Nothing here stops ranks or ends jobs: the agent asks, and acts.
@@ -88,6 +88,7 @@ class Heartbeat:
         rules: Rules,
         stall: Callable[[], str | None],
         on_wanted: Callable[[str | None], None],
+        stats: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """Prepare the thread.
 
@@ -98,6 +99,7 @@ class Heartbeat:
             rules: Of the farm.
             stall: Says which rank shows no progress; asked before each beat for a job.
             on_wanted: Told what an operator wants of the group; `gone` when another agent has taken it over.
+            stats: What the group's row shall say of devices and use; asked before each beat.
         """
         self._engine = engine
         self._group = group
@@ -105,7 +107,8 @@ class Heartbeat:
         self._rules = rules
         self._stall = stall
         self._on_wanted = on_wanted
-        self._lease: Lease | None = None
+        self._stats = stats
+        self._leases: tuple[Lease, ...] = ()
         self._news = _GroupNews()
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -138,9 +141,13 @@ class Heartbeat:
         self._news = _GroupNews(state, fingerprint or self._news.fingerprint)
         self._wake.set()
 
-    def hold(self, lease: Lease | None) -> None:
-        """Beat for this job from now on, or for none."""
-        self._lease = lease
+    def hold(self, *leases: Lease) -> None:
+        """Beat for these jobs from now on, and for no others."""
+        self._leases = leases
+
+    def let_go(self, lease: Lease) -> None:
+        """Beat for this job no more; called by the thread that called `hold`."""
+        self._leases = tuple(held for held in self._leases if held is not lease)
 
     def _beat_forever(self) -> None:
         wait_s = 0.0
@@ -150,20 +157,20 @@ class Heartbeat:
             wait_s = self._interval_s if self._beat() else min(RETRY_S, self._interval_s)
 
     def _beat(self) -> bool:
-        """Beat once for the job and once for the group; False if the database did not take it."""
+        """Beat once for each job and once for the group; False if the database did not take it."""
         try:
-            self._beat_job()
+            stall = self._stall()
+            for lease in self._leases:
+                self._beat_job(lease, stall)
             self._beat_group()
         except SQLAlchemyError as error:
             log.warning("heartbeat_failed", err=type(error).__name__)
             return False
         return True
 
-    def _beat_job(self) -> None:
-        lease = self._lease
-        if lease is None or lease.lost:
+    def _beat_job(self, lease: Lease, stall: str | None) -> None:
+        if lease.lost:
             return
-        stall = self._stall()
         if bool(stall) != lease.is_stalled:
             log.warning("ranks_stalled" if stall else "ranks_move_again", job_id=lease.job_id, err=stall)
         lease.is_stalled = bool(stall)
@@ -181,11 +188,11 @@ class Heartbeat:
             self._on_wanted(answer.wanted_state)
 
     def _beat_group(self) -> None:
-        news = self._news
+        news, stats = self._news, self._stats()
         try:
             with unit_of_work(self._engine) as conn:
                 wanted = groups.heartbeat(
-                    conn, self._group.id, self._group.boot_id, news.state, news.fingerprint
+                    conn, self._group.id, self._group.boot_id, news.state, news.fingerprint, stats
                 )
         except NotFoundError:
             wanted = "gone"

@@ -1,9 +1,9 @@
 """The messages between an agent and its ranks: one JSON object a line, over one inherited pipe each way.
 
-Agent to rank: `load`, `run`, `cancel`, `ping`, `exit`. Rank to agent: `hello`, `progress`, `tick`,
-`ready`, `result`, `done`, `pong`, `crash`. A run is named by a token; whatever carries another token
-than that of the current run is stale and is dropped. This module moves and checks bytes; it decides
-nothing.
+Agent to rank: `load`, `validate`, `run`, `cancel` (of a run, or of some requests in it), `ping`, `exit`.
+Rank to agent: `hello`, `progress`, `tick`, `ready`, `validated`, `dropped`, `result`, `done`, `pong`,
+`crash`. A run is named by a token; whatever carries another token than that of the current run is stale and
+is dropped. This module moves and checks bytes; it decides nothing.
 """
 
 import fcntl
@@ -15,8 +15,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-LOAD, RUN, CANCEL, PING, EXIT = "load", "run", "cancel", "ping", "exit"
+LOAD, VALIDATE, RUN, CANCEL, PING, EXIT = "load", "validate", "run", "cancel", "ping", "exit"
 HELLO, PROGRESS, TICK, READY = "hello", "progress", "tick", "ready"
+VALIDATED, DROPPED = "validated", "dropped"
 RESULT, DONE, PONG, CRASH = "result", "done", "pong", "crash"
 
 IDLE_PHASE = "idle"  # what a tick says between jobs

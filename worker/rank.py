@@ -34,6 +34,8 @@ from worker.engine_api import (
     RenderResult,
     fault_to_json,
     make_engine,
+    num_slots_of,
+    output_rank,
 )
 from worker.protocol import Message, ProtocolError, Writer, members_of
 
@@ -64,6 +66,27 @@ class WorkMeter:
         self.marks += 1
 
 
+class RunSignal:
+    """What the agent has called off of one run; asked by the engine, filled by the control thread."""
+
+    def __init__(self, rank: "Rank", token: str) -> None:
+        self._rank = rank
+        self._token = token
+        self._told: frozenset[str] = frozenset()
+
+    def __call__(self) -> bool:
+        """Tell whether the whole run was called off."""
+        return self._rank.is_canceled(self._token)
+
+    def dropped(self) -> frozenset[str]:
+        """Return the requests that were called off; the agent is told once the engine knows."""
+        names = self._rank.dropped_of(self._token)
+        if names != self._told:
+            self._rank.confirm_dropped(self._token, names)
+            self._told = names
+        return names
+
+
 class Rank:
     """One rank: its pipe ends, its engine, and the loop that serves messages until `exit`."""
 
@@ -74,7 +97,10 @@ class Rank:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._meter = WorkMeter()
         self._canceled_token = ""
+        self._dropped: tuple[str, frozenset[str]] = ("", frozenset())
         self._token = ""
+        self._answers_for: frozenset[str] = frozenset()
+        self._num_slots = self._world = 1
         self._engine: Engine | None = None
 
     def serve(self) -> int:
@@ -99,6 +125,8 @@ class Rank:
                 break
             if message["type"] == protocol.LOAD:
                 self._load(message)
+            elif message["type"] == protocol.VALIDATE:
+                self._validate(message)
             else:
                 self._run(message)
             self._meter.mark(protocol.IDLE_PHASE, 0)
@@ -109,35 +137,52 @@ class Rank:
         name, spec = members_of(message, "engine", "spec")
         self._meter.mark("load", 0)
         engine = make_engine(name)
-        engine.load(LoadSpec(**spec | {"devices": tuple(spec["devices"])}), self._report)
-        self._engine = engine
+        loaded = LoadSpec(**spec | {"devices": tuple(spec["devices"])})
+        engine.load(loaded, self._report)
+        self._engine, self._world, self._num_slots = engine, loaded.world, num_slots_of(loaded.layout)
         self._events.send(protocol.READY, fingerprint=engine.fingerprint())
 
     def _run(self, message: Message) -> None:
         token, requests = members_of(message, "token", "requests")
         self._token = token
-        outcomes = self._render([RenderRequest(**request) for request in requests])
+        wanted = [RenderRequest(**request) for request in requests]
+        self._answers_for = frozenset(
+            request.request_id
+            for request in wanted
+            if output_rank(request.slot, self._world, self._num_slots) == self._rank
+        )
+        outcomes = self._render(wanted)
         wire = {name: _outcome_to_json(outcome) for name, outcome in outcomes.items()}
         kind = protocol.RESULT if self._rank == 0 else protocol.DONE
         self._events.send(kind, token=token, outcomes=wire)
 
-    def _render(self, requests: Sequence[RenderRequest]) -> dict[str, Outcome]:
-        """Validate on the host, identically on every rank, then run what is left: one outcome per request."""
+    def _validate(self, message: Message) -> None:
+        """Say which requests the engine would refuse, before any rank begins with any of them."""
+        token, requests = members_of(message, "token", "requests")
+        refused = self._refusals([RenderRequest(**request) for request in requests])
+        faults = {name: fault_to_json(fault) for name, fault in refused.items()}
+        self._events.send(protocol.VALIDATED, token=token, faults=faults)
+
+    def _refusals(self, requests: Sequence[RenderRequest]) -> dict[str, InvalidInput]:
         if self._engine is None:
-            raise ProtocolError("run came before load")
-        outcomes: dict[str, Outcome] = {}
-        accepted: list[RenderRequest] = []
+            raise ProtocolError("a request came before load")
+        refused: dict[str, InvalidInput] = {}
         for request in requests:
             try:
                 self._engine.validate(request)
-                accepted.append(request)
             except InvalidInput as fault:
-                outcomes[request.request_id] = fault
-        if not accepted:
+                refused[request.request_id] = fault
+        return refused
+
+    def _render(self, requests: Sequence[RenderRequest]) -> dict[str, Outcome]:
+        """Validate on the host, identically on every rank, then run what is left: one outcome per request."""
+        refused = self._refusals(requests)
+        outcomes: dict[str, Outcome] = dict(refused)
+        accepted = [request for request in requests if request.request_id not in refused]
+        if not accepted or self._engine is None:
             return outcomes
-        token = self._token
         try:
-            outcomes |= self._engine.run(accepted, self._report, lambda: self._should_stop(token))
+            outcomes |= self._engine.run(accepted, self._report, RunSignal(self, self._token))
         except EngineFault as fault:
             outcomes |= {request.request_id: fault for request in accepted}
         except MemoryError as error:
@@ -145,13 +190,24 @@ class Rank:
             outcomes |= {request.request_id: shortage for request in accepted}
         return outcomes
 
-    def _should_stop(self, token: str) -> bool:
+    def is_canceled(self, token: str) -> bool:
+        """Tell whether this run was called off; asking is a sign of life."""
         self._meter.mark()
         return self._canceled_token == token
 
+    def dropped_of(self, token: str) -> frozenset[str]:
+        """Return the requests of this run that were called off one by one; asking is a sign of life."""
+        self._meter.mark()
+        of_token, names = self._dropped
+        return names if of_token == token else frozenset()
+
+    def confirm_dropped(self, token: str, names: frozenset[str]) -> None:
+        """Tell the agent that the engine knows."""
+        self._events.send(protocol.DROPPED, token=token, request_ids=sorted(names))
+
     def _report(self, request_id: str, phase: str, step: int, total: int) -> None:
         self._meter.mark(phase, step)
-        if self._rank == 0:
+        if request_id in self._answers_for or (not request_id and self._rank == 0):
             self._events.send(
                 protocol.PROGRESS,
                 token=self._token,
@@ -175,16 +231,26 @@ class Rank:
         try:
             for message in protocol.read_messages(self._control_fd):
                 if message["type"] == protocol.CANCEL:
-                    (self._canceled_token,) = members_of(message, "token")
+                    self._take_cancel(message)
                 elif message["type"] == protocol.PING:
                     self._events.send(protocol.PONG, n=message.get("n"))
-                elif message["type"] in {protocol.LOAD, protocol.RUN, protocol.EXIT}:
+                elif message["type"] in {protocol.LOAD, protocol.VALIDATE, protocol.RUN, protocol.EXIT}:
                     self._inbox.put(message)
                 else:
                     raise ProtocolError(f"unknown message {message['type']!r}")
         except ProtocolError as error:
             os._exit(self._crash(error))
         os._exit(0)
+
+    def _take_cancel(self, message: Message) -> None:
+        (token,) = members_of(message, "token")
+        names = message.get("request_ids")
+        if names is None:
+            self._canceled_token = token
+            return
+        of_token, before = self._dropped
+        # One assignment: the engine's thread reads the pair.
+        self._dropped = (token, before.union(names) if of_token == token else frozenset(names))
 
     def _crash(self, error: Exception) -> int:
         """Say why on the pipe and in the log, as far as either can still be written."""

@@ -1,7 +1,7 @@
 """How often, and after which pauses, the ranks of a group are started again; numbers of the failure policy.
 
 Pauses grow with each failure since the last finished run. A failure that would need one restart more than the
-window allows makes the group sick: it claims nothing until its agent is started anew.
+window allows makes the group sick: it claims nothing until an operator restarts its ranks or its agent.
 """
 
 from collections import deque
@@ -20,6 +20,7 @@ class RestartPolicy:
     window_s: float = 15 * 60.0
     clock: Callable[[], float] = monotonic_s
     is_sick: bool = False
+    num_restarts: int = 0  # of the agent's whole life
     _failures: int = 0
     _restarts: deque[float] = field(default_factory=deque)
 
@@ -32,9 +33,16 @@ class RestartPolicy:
             self.is_sick = True
             return None
         self._restarts.append(now)
+        self.num_restarts += 1
         self._failures += 1
         return self.pauses_s[min(self._failures, len(self.pauses_s)) - 1]
 
     def finished_run(self) -> None:
         """Forget the growth of the pauses: the ranks have shown that they work."""
         self._failures = 0
+
+    def recover(self) -> None:
+        """Begin anew: an operator has looked at the group."""
+        self.is_sick = False
+        self._failures = 0
+        self._restarts.clear()

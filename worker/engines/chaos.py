@@ -2,8 +2,9 @@
 
 A prompt of the form `chaos {"do": "sigkill", "at": 3, ...}` is a `Script`; any other prompt renders
 well. It makes a real file after a scripted time per step. Its ranks agree on every step over loopback
-sockets, as real ranks do by collectives: one that is dead or frozen holds up or breaks the others. Where
-the checkpoint root is a file, that file is a script for loading.
+sockets, as real ranks do by collectives: one that is dead or frozen holds up or breaks the others. In a wave
+each replica obeys the script of its own slot (`rank` counts within the replica), and a slot without a job
+keeps in step and computes nothing. Where the checkpoint root is a file, that file is a script for loading.
 """
 
 import ctypes
@@ -23,6 +24,7 @@ from magi2.contract import NUM_FRAMES, GenerationRequest
 from worker.engine_api import (
     Engine,
     EngineError,
+    EngineFault,
     InvalidInput,
     LoadSpec,
     Outcome,
@@ -31,11 +33,14 @@ from worker.engine_api import (
     RenderResult,
     Report,
     Stopped,
+    StopSignal,
+    num_slots_of,
 )
 from worker.engines.rendezvous import Rendezvous
 from worker.engines.stock_clip import stock_clip
 
 PREFIX = "chaos "
+STOP_ALL = 0x80  # of the byte that the ranks agree on; the other bits are slots that were called off
 
 if not engine_environment().testing:
     raise ImportError("the chaos engine is for tests: set MAGI2_TESTING=1 to use it")
@@ -144,15 +149,38 @@ class ChaosEngine:
             raise InvalidInput([{"field": "prompt", "code": "prompt_too_long", "message": message}])
 
     def run(
-        self, requests: Sequence[RenderRequest], report: Report, should_stop: Callable[[], bool]
+        self, requests: Sequence[RenderRequest], report: Report, should_stop: StopSignal
     ) -> dict[str, Outcome]:
-        """Render one request after the other."""
+        """Render the requests side by side where the layout has slots, else one after the other."""
+        if num_slots_of(self._spec.layout) > 1:
+            return self._render_wave(requests, report, should_stop)
         return {request.request_id: self._render(request, report, should_stop) for request in requests}
 
     def close(self) -> None:
         """Leave the other ranks."""
         if self._rendezvous is not None:
             self._rendezvous.close()
+
+    def _render_wave(
+        self, requests: Sequence[RenderRequest], report: Report, should_stop: StopSignal
+    ) -> dict[str, Outcome]:
+        """Render the request of this rank's slot, or be a ghost; all ranks make the same number of steps."""
+        spec = self._spec
+        ranks_each = spec.world // num_slots_of(spec.layout)
+        slots = {request.slot: request for request in requests}
+        num_steps = GenerationRequest.from_json(dict(requests[0].request)).num_inference_steps
+        mine = _Slot(slots.get(spec.rank // ranks_each), spec.rank % ranks_each)
+        for step in range(num_steps + 1):
+            mine.step(step, num_steps, report)
+            called_off = sum(
+                1 << slot for slot, each in slots.items() if each.request_id in should_stop.dropped()
+            )
+            agreed = self._agree(called_off | (STOP_ALL if should_stop() else 0))
+            if agreed & STOP_ALL or agreed & (1 << (spec.rank // ranks_each)):
+                mine.fault = mine.fault or Stopped()
+            if agreed & STOP_ALL:
+                break
+        return mine.finish(report)
 
     def _render(
         self, request: RenderRequest, report: Report, should_stop: Callable[[], bool]
@@ -181,21 +209,62 @@ class ChaosEngine:
             report(request_id, "denoise", step, num_steps)
             if step == script.at:
                 self._misbehave(script, request_id)
-            if self._agree_to_stop(should_stop() and not script.ignore_stop):
+            if self._agree(int(should_stop() and not script.ignore_stop)):
                 raise Stopped
             if step < num_steps:
                 time.sleep(script.step_s)
 
-    def _agree_to_stop(self, wanted: bool) -> bool:  # noqa: FBT001 - the one value that is agreed on
+    def _agree(self, wanted: int) -> int:
         if self._rendezvous is None:
             raise EngineError("run came before load")
         return self._rendezvous.agree(wanted)
 
     def _misbehave(self, script: Script, request_id: str) -> None:
-        epoch = int(request_id.rpartition(".e")[2])
-        is_due = script.rank == self._spec.rank and (not script.epochs or epoch in script.epochs)
-        if script.do and is_due:
-            getattr(Misdeeds(), script.do)()
+        misbehave(script, request_id, self._spec.rank)
+
+
+class _Slot:
+    """One rank's share of a wave: a request until it fails or is called off, else a ghost."""
+
+    def __init__(self, request: RenderRequest | None, rank_in_replica: int) -> None:
+        self._request = request
+        self._rank = rank_in_replica
+        self._script = Script.parse(request.request["prompt"]) if request else Script()
+        self.fault: EngineFault | None = None
+
+    def step(self, step: int, num_steps: int, report: Report) -> None:
+        """Compute one step, or nothing; what the engine types as a fault makes this slot a ghost."""
+        if self._request is None or self.fault is not None:
+            return
+        report(self._request.request_id, "denoise", step, num_steps)
+        try:
+            if step == self._script.at:
+                misbehave(self._script, self._request.request_id, self._rank)
+        except EngineFault as fault:
+            self.fault = fault
+        if step < num_steps:
+            time.sleep(self._script.step_s)
+
+    def finish(self, report: Report) -> dict[str, Outcome]:
+        """Write the file of this slot, if it has one and this rank writes it."""
+        request = self._request
+        if request is None:
+            return {}
+        if self.fault is not None:
+            return {request.request_id: self.fault}
+        report(request.request_id, "mux", 0, 1)
+        if self._rank == 0:
+            wanted = GenerationRequest.from_json(dict(request.request))
+            _write(self._script, wanted, Path(request.output_path))
+        stats = {"stage_durations": {}, "conditioning": {"slot": request.slot}}
+        return {request.request_id: RenderResult(request.output_path, stats)}
+
+
+def misbehave(script: Script, request_id: str, rank: int) -> None:
+    """Do what the script says, if it means this rank and this attempt."""
+    epoch = int(request_id.rpartition(".e")[2])
+    if script.do and script.rank == rank and (not script.epochs or epoch in script.epochs):
+        getattr(Misdeeds(), script.do)()
 
 
 def _write(script: Script, wanted: GenerationRequest, path: Path) -> None:

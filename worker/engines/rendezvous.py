@@ -1,5 +1,7 @@
 """How the ranks of the chaos engine agree: a loopback socket to rank 0, one byte each way a step.
 
+The byte of rank 0 goes to all: whether to stop, or which slots of a wave are called off.
+
 It stands for the collectives of a real engine and fails as they do: it blocks while a peer is frozen and
 raises in all ranks when a peer is dead.
 """
@@ -27,8 +29,8 @@ class Rendezvous:
         for peer in self._peers:
             peer.settimeout(None)
 
-    def agree(self, wanted: bool) -> bool:  # noqa: FBT001 - the one value that is agreed on
-        """Wait for all ranks and return what rank 0 wants.
+    def agree(self, wanted: int) -> int:
+        """Wait for all ranks and return the byte that rank 0 wants.
 
         Raises:
             ConnectionError: A peer is gone.
@@ -41,7 +43,7 @@ class Rendezvous:
             return wanted
         for peer in self._peers:
             peer.sendall(b"\0")
-            return bool(_receive(peer)[0])
+            return _receive(peer)[0]
         return wanted
 
     def close(self) -> None:

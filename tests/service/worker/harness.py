@@ -18,6 +18,7 @@ from sqlalchemy import Engine, select
 from farm.accounts import ensure_account
 from farm.db import tables
 from farm.db.session import unit_of_work
+from farm.groups import GroupStatus, Wish, get_group, set_wanted_state
 from farm.jobs import lifecycle
 from farm.jobs.claim import claim
 from farm.jobs.control import request_cancel
@@ -84,10 +85,13 @@ class Bench:
         steps: int = 3,
         profile: str = PROFILE,
         image: NewAsset | None = None,
+        output: tuple[int, int] | None = None,
         **members: Any,
     ) -> Job:
         """Queue one job."""
         request = GenerationRequest(prompt, "272p", steps, seed=7, has_image=image is not None)
+        if output is not None:
+            request = replace(request, output_width=output[0], output_height=output[1])
         submission = Submission(
             account_id=self.account_id,
             request=request,
@@ -187,8 +191,12 @@ class Bench:
     def wish(self, group_id: str, wanted: str | None) -> None:
         """Ask something of a group, as an operator does."""
         with unit_of_work(self.database) as conn:
-            row = tables.worker_group.c.id == group_id
-            conn.execute(sqlalchemy.update(tables.worker_group).where(row).values(wanted_state=wanted))
+            set_wanted_state(conn, group_id, None if wanted is None else Wish(wanted), "test")
+
+    def group(self, group_id: str) -> GroupStatus:
+        """Return everything that is known of a group."""
+        with unit_of_work(self.database) as conn:
+            return get_group(conn, group_id)
 
 
 class AgentThread:

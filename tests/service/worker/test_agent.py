@@ -341,8 +341,9 @@ def test_database_that_stays_away_ends_the_render_with_the_lease(bench, start_ag
     pids = agent.pids
     job = bench.submit(chaos(step_s=0.2), steps=150)
     bench.wait_for_step(job)
+    (lease,) = agent.agent._heartbeat._leases
     outage.begin()
-    wait_until(lambda: agent.agent._heartbeat._lease.lost, "the lease being over")
+    wait_until(lambda: lease.lost, "the lease being over")
     wait_until(lambda: not agent.agent._is_busy, "the agent letting go")
     outage.end()
     wait_until(lambda: bench.sweep() or bench.job(job.id).epoch == 2, "the second attempt")
@@ -358,7 +359,7 @@ def test_defect_of_the_agent_ends_it_with_a_reason(start_agent, monkeypatch):
     def defect():
         raise LookupError("nobody thought of this")
 
-    monkeypatch.setattr(agent.agent, "_claim", defect)
+    monkeypatch.setattr(agent.agent, "_take_job", defect)
     agent.thread.join(60)
     assert "broke on LookupError" in str(agent.failure)
     assert agent.pids == []

@@ -68,7 +68,7 @@ def test_answers_of_another_run_are_dropped(board):
     board.take(
         0, {"type": "progress", "token": "old", "request_id": "a", "phase": "mux", "step": 0, "total": 1}
     )
-    assert board.look(run) == (None, None, False)
+    assert board.look(run) == ([], None, False)
 
 
 def test_newest_report_is_handed_out_once(board):
@@ -86,8 +86,8 @@ def test_newest_report_is_handed_out_once(board):
                 "total": 9,
             },
         )
-    assert board.look(run)[0].step == 2
-    assert board.look(run)[0] is None
+    assert [report.step for report in board.look(run)[0]] == [2]
+    assert board.look(run)[0] == []
 
 
 def test_fault_of_another_rank_is_kept_for_those_that_wait(board):

@@ -53,3 +53,13 @@ def test_finished_runs_do_not_empty_the_window():
         restarts.failed()
         restarts.finished_run()
     assert restarts.failed() is None
+
+
+def test_an_operator_who_restarts_a_sick_group_gives_it_all_its_restarts_back():
+    restarts, _ = policy()
+    while restarts.failed() is not None:
+        pass
+    restarts.recover()
+    assert not restarts.is_sick
+    assert [restarts.failed() for _ in range(3)] == [5.0, 15.0, 60.0]
+    assert restarts.num_restarts == 6
