@@ -20,6 +20,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from farm.commands.console import result, result_json
+from farm.commands.doctor_layouts import fit
 from farm.commands.exits import Exit
 from farm.commands.parsers import Subcommands
 from farm.db import schema
@@ -159,10 +160,16 @@ def check_encoder(_: Settings) -> Finding:
     return Finding("encoder", True, "encodes and passes the output contract")
 
 
+def check_layouts(settings: Settings) -> Finding:
+    """Compare what each profile needs with this machine's devices and memory."""
+    return Finding("layouts", *fit(settings))
+
+
 CHECKS: tuple[Callable[[Settings], Finding], ...] = (
     check_database,
     check_broker,
     check_store,
     check_store_clock,
+    check_layouts,
     check_encoder,
 )

@@ -13,7 +13,7 @@ from magi2.commands.layout_flags import add_layout_flags, layout_of
 from magi2.config import ModelConfig
 from magi2.contract import DEFAULT_TIER, TIERS
 from magi2.parallel.layout import Layout, check
-from magi2.parallel.memory import GIB, MemoryPlan, check_memory, plan
+from magi2.parallel.memory import GIB, MemoryPlan, check_memory, plan, released_plan
 
 USUAL = (
     Layout(),
@@ -56,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         _compare(model, arguments.resolution)
         return Exit.OK
     check(layout, model)
-    needed = plan(model, layout, tier=arguments.resolution)
+    device_bytes = None if arguments.device_memory is None else int(arguments.device_memory * GIB)
+    needed = released_plan(layout, tier=arguments.resolution, device_bytes=device_bytes)
     say(f"layout {layout}: {layout.world} {'rank' if layout.world == 1 else 'ranks'}, {arguments.resolution}")
     for name, value in needed.table():
         say(f"  {name:<34} {value:8.2f} GiB")
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_memory(
         needed,
         layout,
-        device_bytes=_limit(arguments.device_memory, needed.device),
+        device_bytes=needed.device if device_bytes is None else device_bytes,
         host_bytes=_limit(arguments.host_memory, needed.pinned_node),
     )
     return Exit.OK

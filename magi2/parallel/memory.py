@@ -23,6 +23,8 @@ RELEASED_AUXILIARY_BYTES = 53 * GIB
 STREAMED_TEXT_BYTES = 2 * GIB
 # Per token and value of its streams: a run of 116,736 tokens of width 12,288 on one device needs 40 GiB.
 _ACTIVATION_BYTES = 30
+# States of the streams that cached steps keep: two layers' inputs, what the first adds, what the others add.
+_CACHED_COPIES = 4
 _TEXT_TOKENS = 774
 _BYTES = {"bfloat16": 2, "float32": 4}
 _FP32 = 4
@@ -299,12 +301,30 @@ def piece_bytes(model: ModelConfig, layout: Layout) -> int:
     return max(matrices) + max(others)
 
 
+def released_plan(layout: Layout, *, tier: str = DEFAULT_TIER, device_bytes: int | None = None) -> MemoryPlan:
+    """Plan the released model, on devices of a size as the engine would use them.
+
+    Args:
+        layout: A valid one.
+        tier: Of the largest clip.
+        device_bytes: What a device has; None leaves the text encoder whole and streams by layer.
+    """
+    model = ModelConfig.released()
+    if device_bytes is None:
+        return plan(model, layout, tier=tier)
+    stream_by = BY_LAYER
+    if layout.is_streamed:
+        stream_by = place(model, layout, tier=tier, device_bytes=device_bytes).stream_by
+    return plan(model, layout, tier=tier, staged_bytes=STREAMED_TEXT_BYTES, stream_by=stream_by)
+
+
 def activation_bytes(model: ModelConfig, layout: Layout, tier: str) -> int:
     """Estimate what the tokens of one request take on one rank, at a tier."""
     size = TIERS[tier]
     branch = NUM_LATENT_FRAMES * size.latent_width * size.latent_height + NUM_AUDIO_LATENTS + _TEXT_TOKENS
     tokens = ceil(_NUM_BRANCHES * branch / (layout.ulysses * layout.cfg_parallel))
-    return tokens * model.stream_width * _ACTIVATION_BYTES
+    copies = _CACHED_COPIES * _BYTES[model.params_dtype] if layout.cache_dit else 0
+    return tokens * model.stream_width * (_ACTIVATION_BYTES + copies)
 
 
 def check_memory(needed: MemoryPlan, layout: Layout, *, device_bytes: int, host_bytes: int) -> None:

@@ -86,7 +86,7 @@ def test_unreachable_database_exits_3(
 def test_doctor_finds_a_healthy_farm_healthy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     findings = {finding["part"]: finding for finding in json.loads(capsys.readouterr().out)}
-    assert set(findings) == {"database", "broker", "object store", "clock", "encoder"}
+    assert set(findings) == {"database", "broker", "object store", "clock", "layouts", "encoder"}
 
 
 @pytest.mark.usefixtures("empty_database")

@@ -25,7 +25,7 @@ def test_a_profile_stands_for_its_flags_and_a_flag_overrides(capsys: pytest.Capt
         (["--profile", "sp5"], "--profile sp5: profiles.yaml has no such row; there are sp4,"),
         (["--tp", "8"], "12 MoE heads do not divide by --tp 8"),
         (["--ring", "2"], "--ring: attention is spread by heads"),
-        (["--ulysses", "4", "--device-memory", "80"], "--ulysses 4 does not fit: 110.5 GiB of device memory"),
+        (["--ulysses", "4", "--device-memory", "64"], "--ulysses 4 does not fit: 70.5 GiB of device memory"),
         (["--layerwise", "--host-memory", "100"], "265.2 GiB of host memory needed, 100.0 GiB there"),
     ],
 )

@@ -17,6 +17,7 @@ from magi2.parallel.memory import (
     piece_bytes,
     plan,
     rank_bytes,
+    released_plan,
     resident_layers,
 )
 from tests.unit.magi2.model.tiny import small_config
@@ -130,3 +131,17 @@ def test_what_does_not_fit_is_refused_with_the_table() -> None:
         check_memory(needed, layout, device_bytes=80 * GIB, host_bytes=500 * GIB)
     with pytest.raises(LayoutError, match=r"53.0 GiB of host memory needed, 40.0 GiB there"):
         check_memory(needed, layout, device_bytes=139 * GIB, host_bytes=40 * GIB)
+
+
+def test_cached_steps_keep_four_states_of_the_streams() -> None:
+    plain, caching = (released_plan(Layout(ulysses=4, cache_dit=on)) for on in (False, True))
+    tokens = 29_184
+    assert caching.activations - plain.activations == pytest.approx(tokens * 12_288 * 2 * 4, rel=0.01)
+    assert caching.weights == plain.weights
+
+
+def test_released_plan_fits_a_device_as_the_engine_would() -> None:
+    layerwise = Layout(layerwise=True)
+    roomy, small = (released_plan(layerwise, tier="272p", device_bytes=size * GIB) for size in (141, 20))
+    assert roomy.buffers > 11 * GIB > 2 * GIB > small.buffers
+    assert released_plan(layerwise).staged == 50 * GIB
