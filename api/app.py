@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from api.auth import KeyCache
 from api.body import BodyRules
+from api.dashboard.app import add_dashboard, make_dashboard
 from api.deps import make_services
 from api.description import add_docs_page, describe
 from api.head import HeadMiddleware
@@ -93,6 +94,8 @@ def create_app(
     app.openapi = describe(app)  # type: ignore[method-assign] # the framework's own way to do it
     if settings.api_docs:
         add_docs_page(app)
+    if settings.admin.enabled:
+        add_dashboard(app, make_dashboard(services, app.state.readiness, app.state.key_cache))
     install(app, routers, policy(settings.rate))
     app.add_middleware(HeadMiddleware)
     if settings.cors_origins:

@@ -9,7 +9,7 @@ or closed login is felt at once.
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
@@ -27,11 +27,11 @@ _TOKEN_BYTES = 32
 class Session:
     """An open session; `is_due` asks for a new id."""
 
-    id: bytes
+    id: bytes = field(repr=False)
     admin_id: str
     name: str
     role: Role
-    csrf: str
+    csrf: str = field(repr=False)
     is_due: bool
 
     def is_csrf(self, given: str) -> bool:

@@ -7,7 +7,7 @@ loops: callers read the credentials, verify in a thread, then write what came of
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
@@ -59,7 +59,7 @@ class Credentials:
     """What a login is checked against."""
 
     id: str
-    password_hash: str
+    password_hash: str = field(repr=False)
     is_open: bool
 
 

@@ -117,6 +117,9 @@ class WorkerSettings(_Group):
     lease_s: float = Field(default=30.0, ge=1, description="How long a claim lasts without a heartbeat.")
     heartbeat_s: float = Field(default=5.0, gt=0, description="Seconds between heartbeats.")
     drain_grace_s: float = Field(default=1200.0, ge=0, description="Time a drain gives to the current job.")
+    price_per_gpu_hour: float | None = Field(
+        default=None, ge=0, description="What the dashboard shows attempts to cost; none: no cost."
+    )
 
     _devices = field_validator("devices", mode="before")(_split)
 
@@ -147,6 +150,12 @@ class MetricsSettings(_Group):
         if self.port is not None and self.token is None and not _is_loopback(self.host):
             raise ValueError(f"host={self.host} would open the metrics to all; set FARM_METRICS__TOKEN too")
         return self
+
+
+class AdminSettings(_Group):
+    """The dashboard."""
+
+    enabled: bool = Field(default=True, description="Serve /admin.")
 
 
 class LogSettings(_Group):
@@ -200,6 +209,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     sync: SyncSettings = SyncSettings()
     log: LogSettings = LogSettings()
+    admin: AdminSettings = AdminSettings()
     metrics: MetricsSettings = MetricsSettings()
 
     _lists = field_validator("trusted_proxies", "cors_origins", mode="before")(_split)

@@ -121,7 +121,7 @@ async def retry_video(video_id: str, request: Request, services: ServicesDep, pr
 
     def act(conn: Connection) -> Answer:
         found = get_job(conn, principal.account_id, video_id)
-        again = _again(conn, services, found, profile, Again(priority=priority, seed=seed))
+        again = again_for(conn, services, found, profile, Again(priority=priority, seed=seed))
         rules = services.settings.rules()
         return _shown(conn, services, retry(conn, principal.account_id, video_id, again, rules=rules))
 
@@ -195,7 +195,7 @@ def _seed(given: object) -> int | None:
     raise RefusedError([Problem("new_seed", "invalid_field", text)])
 
 
-def _again(conn: Connection, services: Services, job: Job, other: Profile | None, wanted: Again) -> Again:
+def again_for(conn: Connection, services: Services, job: Job, other: Profile | None, wanted: Again) -> Again:
     """Complete what is different: another profile must take the request, and the estimate is a new one.
 
     Raises:

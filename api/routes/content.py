@@ -66,7 +66,7 @@ async def get_content(
     if redirect:
         url = services.store.presign(asset.key, LINK_TTL_S, filename, asset.media_type)
         return Response(status_code=302, headers={"Location": url, "Cache-Control": "no-store"})
-    return await _through_the_api(request, services, asset, filename)
+    return await through_the_api(request, services, asset, filename)
 
 
 @router.get("/{video_id}/url", responses={"4XX": PROBLEM})
@@ -135,7 +135,8 @@ def finished_asset(conn: Connection, account_id: str, job_id: str, variant: str)
     return job, asset
 
 
-async def _through_the_api(request: Request, services: Services, asset: Asset, filename: str) -> Response:
+async def through_the_api(request: Request, services: Services, asset: Asset, filename: str) -> Response:
+    """Send an object, whole or the range that was asked for, under a name that is safe to offer."""
     tag = f'"{asset.sha256}"'
     headers = {
         "ETag": tag,

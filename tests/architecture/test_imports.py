@@ -29,6 +29,7 @@ COMES_WITH = {
     "starlette": "fastapi",
     "kombu": "celery",
     "botocore": "boto3",
+    "markupsafe": "jinja2",
     "tokenizers": "transformers",
     "triton": "torch",  # its CUDA builds; `kernels.dispatch` asks before it imports a kernel
 }
