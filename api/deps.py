@@ -6,7 +6,7 @@ database or the store is away; `/readyz` tells the difference.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,11 +20,12 @@ from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from api.body import BodyRules
+from api.turns import Turns
 from farm.clock import monotonic_s, now
 from farm.db.session import async_unit_of_work, make_async_engine
 from farm.groups import live_profiles
 from farm.jobs.estimates import Estimator
-from farm.limits import RateLimiter
+from farm.limits import Places, RateLimiter
 from farm.profiles import Profiles, load_profiles
 from farm.settings import Settings
 from farm.storage import ObjectStore, StorageError
@@ -61,7 +62,9 @@ class Services:
     body_rules: BodyRules
     resolver: Resolver
     limiter: RateLimiter
+    stream_places: Places
     estimator: Estimator = field(default_factory=Estimator)
+    turns: Turns = field(default_factory=Turns)
     sync_waiters: Counter[str] = field(default_factory=Counter)  # requests that wait for each job
     started_at: datetime = field(default_factory=now)
     image_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(IMAGE_THREADS, "image"))
@@ -70,6 +73,7 @@ class Services:
     )
     # Of its own, so that a store which hangs holds up nothing but what needs it.
     store_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(STORE_THREADS, "store"))
+    errands: set[asyncio.Task[None]] = field(default_factory=set)
     keep_live_s: float = KEEP_LIVE_S
     _live: set[str] = field(default_factory=set)
     _live_until_s: float = 0.0
@@ -107,8 +111,15 @@ class Services:
         except TimeoutError as exc:
             raise StorageError from exc
 
+    def run_errand(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that no request waits for; the process does, before it closes its connections."""
+        task = asyncio.create_task(work)
+        self.errands.add(task)
+        task.add_done_callback(self.errands.discard)
+
     async def close(self) -> None:
         """Give every connection and thread back."""
+        await asyncio.gather(*self.errands, return_exceptions=True)
         for pool in (self.image_pool, self.resolver_pool, self.store_pool):
             pool.shutdown(wait=False, cancel_futures=True)
         await self.broker.aclose()
@@ -138,6 +149,7 @@ def make_services(
         broker=_broker(settings, REDIS_TIMEOUT_S),
         quick_broker=quick_broker,
         limiter=RateLimiter(quick_broker),
+        stream_places=Places(quick_broker, "streams"),
         guard=Policy.from_settings(
             allow_http=settings.webhook.allow_http, allow_cidrs=settings.webhook.allow_cidrs
         ),
@@ -162,4 +174,9 @@ def get_services(request: Request) -> Services:
     return services
 
 
-ServicesDep = Annotated[Services, Depends(get_services)]
+async def _services(request: Request) -> Services:
+    """Do the same for routes; what is not a coroutine would be run in a thread, at every request."""
+    return get_services(request)
+
+
+ServicesDep = Annotated[Services, Depends(_services)]

@@ -20,8 +20,10 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.deps import Services
+from farm.accounts import open_keys
 from farm.clock import monotonic_s
 from farm.errors import FarmError
+from farm.ids import new_id
 from farm.jobs.feed import Standing, account_events, job_events, standings
 from farm.jobs.job import Event
 from farm.metrics.families import SSE_CLIENTS, SSE_DROPPED
@@ -35,6 +37,9 @@ STUCK_S = 10.0
 MAX_STREAMS_PER_KEY = 20
 BUSY_RETRY_AFTER_S = 5
 BROKEN_S = 1.0
+STOP_LOOK_S = 0.1
+# Less than the five seconds within which a revocation holds.
+KEEP_EVERY_S = 4.0
 REMEMBERED_EVENTS = 20_000
 
 
@@ -59,6 +64,7 @@ class Stream:
     is_cut: bool = False  # too slow, or what it listens to is gone
     _events: deque[Event] = field(default_factory=deque)
     _progress: dict[str, Any] | None = None
+    place: str = field(default_factory=lambda: new_id("sse"))
     _told: tuple[int, int, int] = (0, -1, -1)
     _full_since_s: float | None = None
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -144,19 +150,32 @@ class Hub:
         self._tasks: list[asyncio.Task[None]] = []
         self._seen: OrderedDict[tuple[str, int], None] = OrderedDict()
 
-    def open(self, stream: Stream) -> None:
+    async def open(self, stream: Stream) -> None:
         """Add a stream.
 
         Raises:
-            TooManyStreamsError: Its key has too many.
+            TooManyStreamsError: Its key has too many, here or in all processes together.
         """
         if self._per_key[stream.key_id] >= MAX_STREAMS_PER_KEY:
             raise TooManyStreamsError
+        # Counted before anything is awaited, so that several at once cannot all find room.
         self._per_key[stream.key_id] += 1
+        places = self._services.stream_places
+        try:
+            has_place = await places.take(stream.key_id, stream.place, MAX_STREAMS_PER_KEY)
+        except BaseException:
+            self._uncount(stream)
+            raise
+        if not has_place:
+            self._uncount(stream)
+            raise TooManyStreamsError
         self._streams.add(stream)
         SSE_CLIENTS.inc()
         if not self._tasks:
-            self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._listen())]
+            self._tasks = [
+                asyncio.create_task(work())
+                for work in (self._watch, self._listen, self._keep_places, self._say_farewell)
+            ]
 
     def close(self, stream: Stream) -> None:
         """Remove a stream; with the last one the tasks end."""
@@ -164,11 +183,15 @@ class Hub:
             return
         self._streams.remove(stream)
         SSE_CLIENTS.dec()
+        self._uncount(stream)
+        self._services.run_errand(self._services.stream_places.leave(stream.key_id, stream.place))
+        if not self._streams:
+            self._stop()
+
+    def _uncount(self, stream: Stream) -> None:
         self._per_key[stream.key_id] -= 1
         if not self._per_key[stream.key_id]:
             del self._per_key[stream.key_id]
-        if not self._streams:
-            self._stop()
 
     def _stop(self) -> None:
         for task in self._tasks:
@@ -178,15 +201,45 @@ class Hub:
 
     async def _watch(self) -> None:
         while True:
-            if self._services.is_stopping():
-                for stream in self._streams:
-                    stream.close()
             try:
                 await self.look()
             except (SQLAlchemyError, OSError) as exc:
                 log.warning("streams_without_database", err=type(exc).__name__)
                 await asyncio.sleep(BROKEN_S)
             await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _say_farewell(self) -> None:
+        """Close all streams once the server is to stop; apart from the looks, which may hang."""
+        while True:
+            if self._services.is_stopping():
+                for stream in self._streams:
+                    stream.close()
+            await asyncio.sleep(STOP_LOOK_S)
+
+    async def _keep_places(self) -> None:
+        """Renew the places of the streams, and cut those whose keys open nothing any more."""
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S)
+            by_key: dict[str, list[str]] = {}
+            for stream in self._streams:
+                by_key.setdefault(stream.key_id, []).append(stream.place)
+            for key_id, places in by_key.items():
+                await self._services.stream_places.renew(key_id, places)
+            await self.cut_closed_keys()
+
+    async def cut_closed_keys(self) -> None:
+        """Cut the streams of keys that were revoked or have expired."""
+        if self._services.settings.auth == "none":
+            return
+        ids = sorted({stream.key_id for stream in self._streams})
+        try:
+            still_open = await self._services.look(open_keys, ids)
+        except (SQLAlchemyError, OSError) as exc:
+            log.warning("streams_without_database", err=type(exc).__name__)
+            return
+        for stream in self._streams:
+            if stream.key_id in ids and stream.key_id not in still_open:
+                stream.cut()
 
     async def look(self) -> None:
         """Ask once how everything stands that somebody listens to, and hand on what is new."""

@@ -74,7 +74,8 @@ async def _accept(request: Request, services: Services, principal: Principal, bo
     intake = await take_request(services, principal, body)
     try:
         submission = await store_input(services, intake)
-        answer = await answer_once(services, scope, lambda conn: _act(conn, services, submission, intake))
+        async with services.turns.turn(principal.account_id):
+            answer = await answer_once(services, scope, lambda conn: _act(conn, services, submission, intake))
     finally:
         intake.discard()
     if REPLAYED in answer.headers:

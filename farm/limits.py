@@ -1,4 +1,6 @@
-"""Rate limits: token buckets in Redis that all api processes share, and one per process while Redis is away.
+"""Limits that all api processes share through Redis: token buckets for rates, and places for what stays open.
+
+While Redis is away every process has buckets of its own.
 
 A bucket holds a minute's share and fills evenly, by the clock of Redis. Losing Redis makes the limits
 coarser, but is never an error and never slow: after a failure it is left alone for a few seconds.
@@ -6,7 +8,7 @@ coarser, but is never an error and never slow: after a failure it is left alone 
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -21,6 +23,7 @@ log = structlog.get_logger(__name__)
 PREFIX = "magi2:rate:"
 WINDOW_S = 60
 PAUSE_S = 5.0
+PLACE_S = 60.0
 LOCAL_BUCKETS = 4096
 # KEYS: the bucket. ARGV: capacity, tokens per second, cost (negative: give back). One round trip, atomic.
 _TAKE = """
@@ -48,6 +51,57 @@ class Verdict:
     remaining: int
     full_in_s: int
     retry_after_s: int
+
+
+# KEYS: the places of one holder. ARGV: limit (0: renew what is held), seconds that a place lasts, members.
+# A place that nobody renews is free again.
+_HOLD = """
+local at = redis.call('TIME')
+local now = tonumber(at[1]) + tonumber(at[2]) / 1000000
+local limit, keep = tonumber(ARGV[1]), tonumber(ARGV[2])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+if limit > 0 and redis.call('ZCARD', KEYS[1]) >= limit then return 0 end
+for place = 3, #ARGV do redis.call('ZADD', KEYS[1], now + keep, ARGV[place]) end
+redis.call('EXPIRE', KEYS[1], math.ceil(keep) + 1)
+return 1
+"""
+
+
+class Places:
+    """Places of which a holder has a number over all processes; a process that dies loses its own in time.
+
+    Without Redis every process counts alone, which is what its callers do anyway.
+    """
+
+    def __init__(self, broker: "Redis", name: str, *, keep_s: float = PLACE_S) -> None:
+        """Use a client that fails fast and does not retry."""
+        self._broker = broker
+        self._hold = broker.register_script(_HOLD)
+        self._prefix = f"magi2:{name}:"
+        self._keep_s = keep_s
+
+    async def take(self, holder: str, member: str, limit: int) -> bool:
+        """Take a place if there is one; without Redis there is."""
+        return await self._call(holder, limit, [member])
+
+    async def renew(self, holder: str, members: Sequence[str]) -> None:
+        """Keep places that were taken."""
+        await self._call(holder, 0, members)
+
+    async def leave(self, holder: str, member: str) -> None:
+        """Give a place back."""
+        try:
+            await self._broker.zrem(self._prefix + holder, member)
+        except (RedisError, OSError) as exc:
+            log.warning("places_are_local", err=type(exc).__name__)
+
+    async def _call(self, holder: str, limit: int, members: Sequence[str]) -> bool:
+        try:
+            held = await self._hold(keys=[self._prefix + holder], args=[limit, self._keep_s, *members])
+        except (RedisError, OSError) as exc:
+            log.warning("places_are_local", err=type(exc).__name__)
+            return True
+        return bool(held)
 
 
 class RateLimitedError(FarmError):

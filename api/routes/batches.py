@@ -55,7 +55,10 @@ async def create_batch(request: Request, services: ServicesDep, principal: Write
         for item in batch.items:
             if item.intake:
                 item.intake.submission = await store_input(services, item.intake)
-        answer = await answer_once(services, scope, lambda conn: _queue_all(conn, services, principal, batch))
+        async with services.turns.turn(principal.account_id):
+            answer = await answer_once(
+                services, scope, lambda conn: _queue_all(conn, services, principal, batch)
+            )
     finally:
         batch.discard()
     if REPLAYED in answer.headers:

@@ -81,7 +81,7 @@ async def stream_video(video_id: str, request: Request, services: ServicesDep, p
         return Response(media_type=STREAM, headers={"Cache-Control": "no-store"})
     stream = Stream(principal.key_id, account_id, video_id, cursor=_cursor_of(request, view))
     hub: Hub = request.app.state.hub
-    hub.open(stream)
+    await hub.open(stream)
     return _Stream(_video_events(services, stream, view), hub, stream)
 
 
@@ -99,7 +99,7 @@ async def stream_account(request: Request, services: ServicesDep, principal: Rea
         since = missed[-1].at
     stream = Stream(principal.key_id, principal.account_id, since=since)
     hub: Hub = request.app.state.hub
-    hub.open(stream)
+    await hub.open(stream)
     return _Stream(_account_events(stream, missed), hub, stream)
 
 

@@ -212,3 +212,32 @@ def test_stop_says_reconnect_and_ends_the_server(
     for thread in threads:
         thread.join(20)
     assert farewells == ["reconnect", "reconnect"]
+
+
+@pytest.mark.req("F-12")
+def test_streams_of_a_key_count_over_all_processes(
+    farm: Farm, serve: Callable[[], Served], api: httpx.Client, read: Callable[..., Reader]
+) -> None:
+    path = f"/v1/videos/{submit(api)}/events"
+    opened = [read(path) for _ in range(MAX_STREAMS_PER_KEY)]
+    other = serve()
+    refused = Reader(other.url, farm.key, path)
+    code = refused.answer.status_code
+    refused.close()
+    opened[0].close()
+    while True:  # its place is free once the first process has noticed
+        again = Reader(other.url, farm.key, path)
+        again.close()
+        if again.answer.status_code == 200:
+            break
+    assert (opened[-1].answer.status_code, code) == (200, 429)
+
+
+def test_stream_of_a_revoked_key_ends_in_every_process(
+    farm: Farm, api: httpx.Client, read: Callable[..., Reader]
+) -> None:
+    key = farm.new_key(name="short-lived")
+    reader = read(f"/v1/videos/{submit(api)}/events", key=key)
+    reader.next("snapshot")
+    farm.execute("UPDATE api_key SET revoked_at = now() WHERE name = 'short-lived'")
+    assert [entry[0] for entry in reader] == []

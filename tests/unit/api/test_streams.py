@@ -1,5 +1,6 @@
 """A stream's bounded queue: events are never dropped, progress is coalesced, the stuck are cut."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +11,38 @@ from farm.jobs.job import Event
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
 pytestmark = pytest.mark.req("F-25")
+
+
+class _Places:
+    """Room for everybody, or for nobody."""
+
+    def __init__(self, *, has_room: bool = True) -> None:
+        self.has_room = has_room
+        self.left: list[str] = []
+
+    async def take(self, _holder: str, _member: str, _limit: int) -> bool:
+        return self.has_room
+
+    async def leave(self, _holder: str, member: str) -> None:
+        self.left.append(member)
+
+
+class _Services:
+    """A process whose database never answers."""
+
+    def __init__(self) -> None:
+        self.stream_places = _Places()
+        self.stops = False
+        self.errands: list[asyncio.Task[None]] = []
+
+    def run_errand(self, work: Any) -> None:
+        self.errands.append(asyncio.create_task(work))
+
+    def is_stopping(self) -> bool:
+        return self.stops
+
+    async def look(self, *_: Any) -> Any:
+        await asyncio.Event().wait()
 
 
 def events(first: int, last: int) -> list[Event]:
@@ -74,17 +107,44 @@ def test_account_stream_without_room_ends_rather_than_skip_one() -> None:
 
 
 async def test_key_has_a_number_of_streams_and_others_do_not_feel_it() -> None:
-    hub = Hub(object())  # type: ignore[arg-type] # nothing is asked of it before the first look
+    hub = Hub(_Services())  # type: ignore[arg-type] # all that a hub asks for
     mine = [stream() for _ in range(MAX_STREAMS_PER_KEY)]
     for listener in mine:
-        hub.open(listener)
+        await hub.open(listener)
     with pytest.raises(TooManyStreamsError) as refused:
-        hub.open(stream())
+        await hub.open(stream())
     assert (refused.value.http_status, refused.value.retry_after_s) == (429, 5)
-    hub.open(Stream("other", "acct", "video_1"))
+    await hub.open(Stream("other", "acct", "video_1"))
     hub.close(mine[0])
     hub.close(mine[0])
-    hub.open(stream())
+    await hub.open(stream())
     for listener in list(hub._streams):
         hub.close(listener)
     assert hub._tasks == []
+
+
+async def test_stream_without_a_place_in_all_processes_is_refused_and_not_counted() -> None:
+    services = _Services()
+    services.stream_places.has_room = False
+    hub = Hub(services)  # type: ignore[arg-type] # all that a hub asks for
+    for _ in range(MAX_STREAMS_PER_KEY + 1):
+        with pytest.raises(TooManyStreamsError):
+            await hub.open(stream())
+    services.stream_places.has_room = True
+    listener = stream()
+    await hub.open(listener)
+    hub.close(listener)
+    await asyncio.gather(*services.errands)
+    assert services.stream_places.left == [listener.place]
+
+
+@pytest.mark.req("F-26")
+async def test_streams_are_closed_at_a_stop_though_the_database_hangs() -> None:
+    services, listener = _Services(), stream()
+    hub = Hub(services)  # type: ignore[arg-type] # all that a hub asks for
+    await hub.open(listener)
+    services.stops = True
+    async with asyncio.timeout(60):
+        while not listener.is_closing:
+            await listener.wait(1)
+    hub.close(listener)
