@@ -10,6 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from farm.embedded.state import Access, StateDirectory
 from tests.service.api.conftest import CLIP, Farm, Served, image_bytes
 
 ROOT = Path(__file__).parents[3]
@@ -44,10 +45,12 @@ def test_curl_lines_of_the_documentation_work(
     farm: Farm, serve: Callable[[], Served], png: Path, tmp_path: Path
 ) -> None:
     script = "set -euo pipefail\n" + "\n".join(blocks("bash"))
+    # What `magi2-farm up` leaves: the shell itself is empty, and the document says how to read this.
+    StateDirectory(tmp_path / ".state").keep_access(Access(serve().url, farm.key))
     done = subprocess.run(
         ["bash", "-c", script],
         cwd=png.parent,
-        env={"PATH": "/usr/bin:/bin", "URL": serve().url, "KEY": farm.key},
+        env={"PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         timeout=90,
@@ -69,11 +72,12 @@ def test_python_of_the_documentation_works(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "clients" / "python")
     (tmp_path / "first.png").write_bytes(image_bytes())
-    url = serve().url
+    monkeypatch.setenv("URL", serve().url)
+    monkeypatch.setenv("KEY", farm.key)
     programs = blocks("python")
     assert len(programs) == 2
     for program in programs:
-        exec(program, {"URL": url, "KEY": farm.key})
+        exec(program, {})
         assert (tmp_path / "out.mp4").read_bytes() == CLIP
         (tmp_path / "out.mp4").unlink()
     assert (tmp_path / "sound.wav").read_bytes() == b"RIFF"
