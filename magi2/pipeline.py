@@ -43,7 +43,8 @@ from magi2.media.clip import Clip
 from magi2.media.image import open_image, prepare_reference
 from magi2.model.denoiser import TransformerDenoiser
 from magi2.model.transformer import Magi2Transformer
-from magi2.offload.memory import host_bytes, named_exhaustion
+from magi2.offload.memory import has_room, host_bytes, named_exhaustion
+from magi2.offload.runtime import CudaRuntime
 from magi2.offload.shared import shared_folder
 from magi2.offload.staging import Stage
 from magi2.packing import Conditioning, Reference
@@ -142,12 +143,21 @@ class Magi2Pipeline:
         progress("load", 3, 5)
         if self._is_decoding:
             self.video_decoder = TurboDecoder.load(root / TURBO_VAE, dtype)
-        for name in _VISITORS:
-            if name in self.__dict__:
-                self._stage.pin(getattr(self, name).module)
         progress("load", 4, 5)
         self.transformer = self._load_transformer(root / PREVIEW, model)
+        self._house_visitors()
         progress("load", 5, 5)
+
+    def _house_visitors(self) -> None:
+        """Page-lock the networks that visit; stream the text encoder where it has no room beside the rest."""
+        for name in _VISITORS:
+            if name not in self.__dict__:
+                continue
+            module = getattr(self, name).module
+            if name == "text_encoder" and not has_room(self.device, module):
+                self.text_encoder.stream(CudaRuntime(self.device))
+            else:
+                self._stage.pin(module)
 
     def _load_transformer(self, folder: Path, model: ModelConfig) -> Magi2Transformer:
         if not self.groups.layout.is_streamed:
@@ -248,6 +258,9 @@ class Magi2Pipeline:
             Magi2Pipeline._open = None
             if self.transformer.streamer is not None:
                 self.transformer.streamer.close()
+            if self.groups.is_output:
+                self.text_encoder.close()
+            self._stage.close()
             for name in (*_VISITORS, "transformer"):
                 self.__dict__.pop(name, None)
             if self.device.type == "cuda":
@@ -319,7 +332,8 @@ class Magi2Pipeline:
 
     def _encode_text(self, text: str) -> list[Tensor]:
         """Return the features of the prompt and of the negative one, and the image's marker."""
-        with self._stage.holding(self.text_encoder.module):
+        is_whole = not self.text_encoder.is_streamed
+        with self._stage.holding(self.text_encoder.module) if is_whole else nullcontext():
             encoded = self.text_encoder.encode(text)
             negative = self.text_encoder.encode_negative()
             return [encoded.features, negative.features, self.text_encoder.special_token(encoded, text)]

@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from magi2.errors import OutOfMemory
 
 # torch states the size that it could not get only in words, "2.50 GiB" on CUDA and bytes on the host.
 _TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+# What a text of 7,000 tokens takes beside the weights.
+_ROOM_TO_COMPUTE = 2 * 2**30
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -47,6 +50,16 @@ def host_bytes() -> int:
 
 def _free_on_host() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def has_room(device: torch.device, module: nn.Module) -> bool:
+    """Say whether a network can be on the device as a whole, beside what is there for good."""
+    if device.type != "cuda":
+        return True
+    needed = sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
+    torch.cuda.empty_cache()  # what only the allocator holds is free
+    free, _ = torch.cuda.mem_get_info(device)
+    return needed + _ROOM_TO_COMPUTE <= free
 
 
 def available_host_bytes() -> int:

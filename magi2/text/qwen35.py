@@ -8,6 +8,7 @@ time without padding. It stays on the device it was put on; whoever stages it mo
 
 import hashlib
 import re
+from collections import OrderedDict
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from magi2.errors import CheckpointError
+from magi2.offload.layers import stream_layers
+from magi2.offload.ring import Ring
+from magi2.offload.runtime import Runtime
 from magi2.text.negative import NEGATIVE_PROMPT
 from magi2.text.scan import FixedOrderScan
 from magi2.text.tokenizer import Offsets, PromptTokenizer, figure_tokens
 
 NUM_UNUSED_LAYERS = 2
+# Encoded texts that are kept, the latest: a prompt is often rendered again with another seed. 7,000 tokens of
+# width 5,120 are 72 MB.
+NUM_RECENT = 4
 
 # The negative prompt is encoded once a process for each tower: kind of weights, library, device, text.
 _negative_features: dict[tuple[str, ...], "TextFeatures"] = {}
@@ -39,10 +46,13 @@ class TextFeatures:
 class TextEncoder:
     """Encodes texts; `module` is the network, `tokenizer` what splits texts for it."""
 
-    def __init__(self, module: nn.Module, tokenizer: PromptTokenizer, key: tuple[str, ...] = ()) -> None:
+    def __init__(self, module: Any, tokenizer: PromptTokenizer, key: tuple[str, ...] = ()) -> None:
         self.module = module
         self.tokenizer = tokenizer
         self._key = key
+        self._ring: Ring | None = None
+        self._device: torch.device | None = None
+        self._recent: OrderedDict[tuple[str, str], TextFeatures] = OrderedDict()
 
     @classmethod
     def load(cls, directory: Path, dtype: torch.dtype, device: torch.device | str) -> "TextEncoder":
@@ -69,8 +79,8 @@ class TextEncoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the network is now."""
-        return next(self.module.parameters()).device
+        """Where the network computes now."""
+        return self._device or next(self.module.parameters()).device
 
     def count_tokens(self, text: str) -> int:
         """Count the tokens of a text, without encoding it."""
@@ -84,18 +94,46 @@ class TextEncoder:
             InvalidInput: The text has more tokens than are supported, or none.
         Source: the reference, inference/model/qwen35.py. Differs: refuses what the reference cuts off.
         """
+        key = (str(self.device), text)
+        if key not in self._recent:
+            self._recent[key] = self._encode(text)
+            if len(self._recent) > NUM_RECENT:
+                self._recent.popitem(last=False)
+        self._recent.move_to_end(key)
+        return self._recent[key]
+
+    @torch.no_grad()
+    def _encode(self, text: str) -> TextFeatures:
         tokens = self.tokenizer.tokenize_prompt(text)
-        ids = torch.tensor([tokens.ids], device=self.device)
+        ids = torch.tensor([tokens.ids], device=self.module.embed_tokens.weight.device)
+        # Embedded where the table is: with streamed layers that is the host.
+        embedded = self.module.embed_tokens(ids).to(self.device)
         with FixedOrderScan() if torch.are_deterministic_algorithms_enabled() else nullcontext():
-            output = self.module(input_ids=ids, use_cache=False)
+            output = self.module(inputs_embeds=embedded, use_cache=False)
         return TextFeatures(output.last_hidden_state, tokens.ids, tokens.offsets)
+
+    def stream(self, runtime: Runtime) -> None:
+        """Keep the layers' weights on the host from now on and stream them, for a device that lacks room."""
+        self._ring = stream_layers(self.module.layers, runtime)
+        self.module.rotary_emb.to(runtime.device)
+        self._device = runtime.device
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the layers are streamed; the network must then not be staged."""
+        return self._ring is not None
+
+    def close(self) -> None:
+        """Let go of streamed weights."""
+        if self._ring is not None:
+            self._ring.close()
 
     def encode_negative(self) -> TextFeatures:
         """Encode the negative prompt, once a process for the same weights, dtype, library and device."""
         digest = hashlib.sha256(NEGATIVE_PROMPT.encode()).hexdigest()
         key = (*self._key, str(self.device), digest)
         if key not in _negative_features:
-            _negative_features[key] = self.encode(NEGATIVE_PROMPT)
+            _negative_features[key] = self._encode(NEGATIVE_PROMPT)
         return _negative_features[key]
 
     @staticmethod

@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from magi2.errors import CheckpointError, InvalidInput
+from magi2.offload.lazy import HostRuntime
 from magi2.text.negative import NEGATIVE_PROMPT
-from magi2.text.qwen35 import TextEncoder, TextFeatures, loading_problems
+from magi2.text.qwen35 import NUM_RECENT, TextEncoder, TextFeatures, loading_problems
 
 TEXT = "A tea seller pours one cup. <Figure 1> end"
 INDEX = "model.safetensors.index.json"
@@ -221,3 +222,36 @@ def test_each_dtype_gets_features_of_its_own(text_folder: Path, tower: TextEncod
 def test_loading_writes_nothing_to_the_terminal(text_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     load(text_folder).encode(TEXT)
     assert capfd.readouterr() == ("", "")
+
+
+def test_streamed_tower_gives_the_features_of_the_resident_one(text_folder: Path) -> None:
+    want = aligned(load(text_folder)).encode(TEXT)
+    for seed in range(3):
+        tower = load(text_folder)
+        tower.stream(HostRuntime(seed=seed))
+        assert tower.is_streamed
+        for text in ("another text first", TEXT):
+            got = tower.encode(text)
+        assert torch.equal(got.features, want.features)
+        assert got.token_ids == want.token_ids
+        tower.close()
+
+
+def aligned(tower: TextEncoder) -> TextEncoder:
+    """Copy the layers out of the mapped file: products on a CPU depend on the alignment."""
+    for tensor in tower.module.layers.parameters():
+        tensor.data = tensor.data.clone()
+    return tower
+
+
+def test_latest_texts_are_encoded_once(text_folder: Path) -> None:
+    tower, calls = load(text_folder), []
+    tower.module.register_forward_hook(lambda *_: calls.append(1))
+    first = tower.encode(TEXT)
+    assert tower.encode(TEXT) is first
+    assert tower.encode(TEXT + " ") is not first
+    assert len(calls) == 2
+    for other in range(NUM_RECENT):
+        tower.encode(f"text {other}")
+    tower.encode(TEXT)
+    assert len(calls) == 3 + NUM_RECENT
