@@ -139,6 +139,9 @@ class SyncSettings(_Group):
 class MetricsSettings(_Group):
     """Who may read the numbers of the farm, and where ticker and worker offer theirs."""
 
+    # FARM_METRICS__TOKEN_FILE is no member; names that nobody knows are refused before.
+    model_config = ConfigDict(extra="ignore")
+
     token: SecretStr | None = Field(
         default=None, description="Bearer token of /metrics; none: this host alone."
     )

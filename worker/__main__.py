@@ -67,7 +67,7 @@ def _serve(settings: Settings, config: AgentConfig) -> int:
     failures: list[BaseException] = []
     loop = threading.Thread(target=_run_loop, args=(agent, failures, news), name="agent-loop")
     consumer = _consumer(settings, config, agent)
-    metrics = MetricsServer(settings.metrics)
+    metrics = MetricsServer(settings.metrics, lambda: agent.group.is_ready and not agent.is_leaving)
     consumer.start()
     for wanted in (signal.SIGTERM, signal.SIGINT):
         signal.signal(wanted, lambda received, _: news.put(received))

@@ -9,7 +9,9 @@ import socket
 from collections.abc import Mapping, Sequence
 
 AGENT_ONLY_PREFIXES = ("FARM_", "AWS_")
-AGENT_ONLY_NAMES = frozenset({"DATABASE_URL", "REDIS_URL", "S3_ENDPOINT_URL"})
+AGENT_ONLY_NAMES = frozenset(
+    {"DATABASE_URL", "DATABASE_URL_FILE", "REDIS_URL", "REDIS_URL_FILE", "S3_ENDPOINT_URL"}
+)
 DETERMINISTIC = "MAGI2_DETERMINISTIC"
 _TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
 

@@ -36,6 +36,7 @@ RELAY_POLL_S = 1.0
 BROKEN_S = 1.0
 SENDER_BROKEN_S = 5.0
 GOODBYE_S = 10.0
+READY_S = 60.0
 
 
 class Ticker:
@@ -44,6 +45,7 @@ class Ticker:
     def __init__(self, settings: Settings) -> None:
         """Make the parts; nothing runs yet."""
         self.stop = threading.Event()
+        self._swept_at = -READY_S
         self._settings = settings
         self._engine = make_engine(settings, application="ticker", pool_size=len(SWEEPS) + 1)
         retention = Retention(settings.retention.job_days, settings.retention.event_days)
@@ -69,6 +71,11 @@ class Ticker:
             thread.join(timeout=max(0.0, give_up_s - time.monotonic()))
         self._engine.dispose()
 
+    @property
+    def is_ready(self) -> bool:
+        """Tell whether the sweeps reach the database."""
+        return not self.stop.is_set() and time.monotonic() - self._swept_at < READY_S
+
     def _relay(self) -> None:
         """Publish what is committed, at once when told so and every second anyway."""
         publish = doorbell_publisher(self._settings)
@@ -86,6 +93,7 @@ class Ticker:
                 with SWEEP_SECONDS.labels(sweep.name).time():
                     num_changed = sweep.run(self._sweeper)
                 SWEEP_SUCCESS.labels(sweep.name).set_to_current_time()
+                self._swept_at = time.monotonic()
             except Exception as exc:
                 log.error("sweep_failed", sweep=sweep.name, err=type(exc).__name__, exc_info=_unexpected(exc))
             else:
@@ -131,7 +139,7 @@ def main() -> int:
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: signals.put(received))
-    metrics = MetricsServer(settings.metrics)
+    metrics = MetricsServer(settings.metrics, lambda: ticker.is_ready)
     ticker.start()
     log.info("ticker_started")
     log.info("ticker_stopping", signal=signal.Signals(signals.get()).name)

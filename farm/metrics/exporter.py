@@ -1,13 +1,14 @@
-"""Who may read `/metrics`, and the small server on which ticker and worker offer theirs.
+"""Who may read `/metrics`, and the small server of ticker and worker: metrics, and whether they are ready.
 
 With a token it must be given as a Bearer key. Without one, only this machine may ask, and no proxy of it:
-the numbers tell how busy a farm is. The api has `/metrics` on its own port (`api/routes/metrics.py`).
+the numbers tell how busy a farm is.
+`/livez` and `/readyz` say one word and are open. The api has all three on its own port.
 """
 
 import hmac
 import ipaddress
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import structlog
@@ -53,18 +54,22 @@ def may_read(
 
 
 class MetricsServer:
-    """Serves `/metrics` of this process in a thread, if a port is set for it."""
+    """Serves `/metrics`, `/livez` and `/readyz` of this process in a thread, if a port is set for it."""
 
-    def __init__(self, settings: MetricsSettings) -> None:
+    def __init__(self, settings: MetricsSettings, is_ready: Callable[[], bool]) -> None:
         """Bind the port.
 
+        Args:
+            settings: Where, and for whom.
+            is_ready: Tells whether the role does its work now; asked from any thread.
+
         Raises:
-            OSError: It is taken.
+            OSError: The port is taken.
         """
         self._server: ThreadingHTTPServer | None = None
         if settings.port is None:
             return
-        handler = type("Handler", (_Handler,), {"token": settings.token})
+        handler = type("Handler", (_Handler,), {"token": settings.token, "is_ready": staticmethod(is_ready)})
         self._server = ThreadingHTTPServer((settings.host, settings.port), handler)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
@@ -79,23 +84,34 @@ class MetricsServer:
 
 class _Handler(BaseHTTPRequestHandler):
     token: SecretStr | None = None
+    is_ready: Callable[[], bool]
     timeout = 10
 
     def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/livez":
+            self._answer(200, b"alive\n")
+        elif path == "/readyz":
+            ready = self.is_ready()
+            self._answer(200 if ready else 503, b"ready\n" if ready else b"not ready\n")
+        elif path == PATH:
+            self._offer_metrics()
+        else:
+            self._answer(404, b"")
+
+    def _offer_metrics(self) -> None:
         forwarded = "X-Forwarded-For" in self.headers or "Forwarded" in self.headers
         authorization = self.headers.get("Authorization")
-        if self.path.partition("?")[0] != PATH:
-            self._answer(404, b"")
-        elif not may_read(self.token, authorization, self.client_address[0], is_forwarded=forwarded):
-            self._answer(401, b"")
-        else:
+        if may_read(self.token, authorization, self.client_address[0], is_forwarded=forwarded):
             self._answer(200, exposition())
+        else:
+            self._answer(401, b"")
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
         if status == 401:
             self.send_header("WWW-Authenticate", "Bearer")
-        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Type", CONTENT_TYPE if self.path.startswith(PATH) else "text/plain")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -17,7 +17,6 @@ STATES = (State.QUEUED, *sorted(ACTIVE))
 FRESH_S = 30
 # A group that left is shown as down for so long, for an alert to see it; then its series end.
 FORGET_GONE_S = 900
-BUSY_WINDOW_S = 3600
 
 _JOBS = text(
     """
@@ -36,18 +35,6 @@ _GROUPS = text(
     FROM worker_group
     WHERE state <> 'gone' OR heartbeat_at > now() - make_interval(secs => :forget_s)
     ORDER BY id
-    """
-)
-# From jobs, which have indexes for it; attempts that ended without an end of their job are left out.
-_BUSY = text(
-    """
-    WITH since AS (SELECT now() - make_interval(secs => :window_s) AS at)
-    SELECT j.group_id, sum(extract(epoch FROM
-               coalesce(j.finished_at, now()) - greatest(j.started_at, since.at)))::float / :window_s AS ratio
-    FROM job j CROSS JOIN since
-    WHERE j.group_id IS NOT NULL
-      AND (j.state IN ('starting', 'running', 'uploading') OR j.finished_at > since.at)
-    GROUP BY j.group_id
     """
 )
 _SERVICE = text(
@@ -98,6 +85,7 @@ def _jobs(conn: Connection, profiles: Collection[str]) -> Iterator[Metric]:
 
 
 def _groups(conn: Connection) -> Iterator[Metric]:
+    """Read what agents say of their groups (`worker/health.py`); one that is down says nothing any more."""
     labels = ["group", "profile"]
     up = GaugeMetricFamily("magi2_group_up", "1 while the group's heartbeat is fresh.", labels=labels)
     busy = GaugeMetricFamily("magi2_group_busy_ratio", "Share of the last hour with a job.", labels=labels)
@@ -106,20 +94,24 @@ def _groups(conn: Connection) -> Iterator[Metric]:
     utilization = GaugeMetricFamily(
         "magi2_gpu_utilization", "Mean utilization of the devices, 0 to 1.", labels=labels
     )
-    shares = {row.group_id: row.ratio for row in conn.execute(_BUSY, {"window_s": BUSY_WINDOW_S})}
     for row in conn.execute(_GROUPS, {"fresh_s": FRESH_S, "forget_s": FORGET_GONE_S}):
         of_group = [row.id, row.profile]
         up.add_metric(of_group, float(row.is_up))
-        busy.add_metric(of_group, min(1.0, max(0.0, shares.get(row.id) or 0.0)))
         if not row.is_up:
             continue
+        busy.add_metric(of_group, row.stats.get("busy_1h", 0.0))
         restarts.add_metric(of_group, row.stats.get("restarts", 0))
-        devices = [device for device in row.stats.get("devices", ()) if "memory_used_bytes" in device]
-        if devices:
-            memory.add_metric(of_group, sum(device["memory_used_bytes"] for device in devices))
-            utilization.add_metric(
-                of_group, sum(device.get("utilization", 0.0) for device in devices) / len(devices)
-            )
+        devices = row.stats.get("devices", ())
+        used = [device["memory_used_bytes"] for device in devices if device["memory_used_bytes"] is not None]
+        if used:
+            memory.add_metric(of_group, sum(used))
+        shares = [
+            device["utilization_percent"] / 100
+            for device in devices
+            if device["utilization_percent"] is not None
+        ]
+        if shares:
+            utilization.add_metric(of_group, sum(shares) / len(shares))
     yield from (up, busy, restarts, memory, utilization)
 
 

@@ -148,13 +148,14 @@ async def test_a_silent_group_is_down_and_loses_its_series_after_a_while(farm: F
 
 async def test_what_a_group_says_of_itself_is_shown(farm: Farm) -> None:
     stats = (
-        '{"restarts": 2, "devices": [{"memory_used_bytes": 100, "utilization": 0.5},'
-        ' {"memory_used_bytes": 50, "utilization": 1.0}]}'
+        '{"restarts": 2, "busy_1h": 0.25, "devices": [{"memory_used_bytes": 100, "utilization_percent": 50},'
+        ' {"memory_used_bytes": 50, "utilization_percent": 100}]}'
     )
     farm.execute(f"UPDATE worker_group SET stats = '{stats}'")
     values = await scrape(farm)
     labels = {"group": "g1", "profile": PROFILE}
     assert one(values, "magi2_group_restarts_total", **labels) == 2
+    assert one(values, "magi2_group_busy_ratio", **labels) == 0.25
     assert one(values, "magi2_gpu_memory_bytes", **labels) == 150
     assert one(values, "magi2_gpu_utilization", **labels) == 0.75
 

@@ -51,6 +51,15 @@ def test_another_database_is_refused_without_showing_the_url(environment):
     assert "hunter2" not in str(failure.value)
 
 
+def test_token_of_metrics_comes_from_its_file(environment, tmp_path):
+    (tmp_path / "token").write_text("scrape-me\n")
+    environment.setenv("FARM_METRICS__TOKEN_FILE", str(tmp_path / "token"))
+    environment.setenv("FARM_METRICS__PORT", "9100")
+    metrics = load_settings().metrics
+    assert (metrics.token.get_secret_value(), metrics.port) == ("scrape-me", 9100)
+    assert "scrape-me" not in str(describe(load_settings()))
+
+
 def test_missing_addresses_are_named_all_at_once(environment):
     environment.delenv("DATABASE_URL")
     environment.delenv("REDIS_URL")

@@ -5,6 +5,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from farm.embedded.ports import free_ports
+from farm.healthcheck import is_healthy
 from farm.metrics.exporter import MetricsServer, may_read
 from farm.settings import MetricsSettings
 
@@ -36,9 +37,23 @@ def test_an_open_address_needs_a_token():
     assert MetricsSettings(host="0.0.0.0", port=9100, token=TOKEN).port == 9100
 
 
+@pytest.mark.parametrize(("is_ready", "expected"), [(True, 200), (False, 503)])
+def test_readiness_is_the_role_s_and_needs_no_token(is_ready, expected):
+    port = free_ports(1)[0]
+    server = MetricsServer(MetricsSettings(port=port, token=TOKEN), lambda: is_ready)
+    try:
+        with httpx.Client(trust_env=False, base_url=f"http://127.0.0.1:{port}") as client:
+            assert client.get("/readyz").status_code == expected
+            assert client.get("/livez").status_code == 200
+        assert is_healthy(f"http://127.0.0.1:{port}/readyz") is is_ready
+    finally:
+        server.close()
+    assert not is_healthy(f"http://127.0.0.1:{port}/readyz")
+
+
 def test_the_server_answers_a_scrape_and_refuses_a_stranger():
     port = free_ports(1)[0]
-    server = MetricsServer(MetricsSettings(port=port, token=TOKEN))
+    server = MetricsServer(MetricsSettings(port=port, token=TOKEN), lambda: True)
     try:
         url = f"http://127.0.0.1:{port}/metrics"
         with httpx.Client(trust_env=False) as client:
@@ -52,4 +67,4 @@ def test_the_server_answers_a_scrape_and_refuses_a_stranger():
 
 
 def test_no_port_means_no_server():
-    MetricsServer(MetricsSettings()).close()
+    MetricsServer(MetricsSettings(), lambda: True).close()
