@@ -1,7 +1,8 @@
 """`magi2-farm doctor`: ask every part that the settings name whether it works, and print what to change.
 
 Each check does what the farm does (query, read a policy, sign and fetch, encode and probe), one after the
-other; one that fails does not hide the next. It changes nothing but one small object, which it removes.
+other; one that fails does not hide the next. It changes nothing but one small object, which it removes. With
+a profile it also judges whether this machine can run it (`farm/commands/doctor_checks.py`).
 """
 
 import argparse
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
@@ -20,11 +21,14 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from farm.commands.console import result, result_json
+from farm.commands.doctor_checks import MACHINE_CHECKS, Finding, Purpose
 from farm.commands.doctor_layouts import fit
-from farm.commands.exits import Exit
+from farm.commands.doctor_machine import read_machine
+from farm.commands.exits import CommandError, Exit
 from farm.commands.parsers import Subcommands
 from farm.db import schema
 from farm.db.session import make_engine
+from farm.profiles import load_profiles
 from farm.settings import Settings, load_settings
 from farm.storage import CLOCK_REFUSE_S, CLOCK_WARN_S, ObjectStore, StorageError
 from magi2.media.probe import breaches, probe
@@ -43,19 +47,11 @@ write_mp4(pathlib.Path(sys.argv[1]), Clip(frames=frames, samples=torch.zeros((44
 """
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What one check found; `fix` says what to change where it is not ok."""
-
-    part: str
-    is_ok: bool
-    message: str
-    fix: str = ""
-
-
 def add_to(subcommands: Subcommands) -> None:
     """Declare the command."""
     parser = subcommands.add_parser("doctor", help="check the parts that the settings name")
+    parser.add_argument("--profile", help="that this machine shall run (default: FARM_WORKER__PROFILE)")
+    parser.add_argument("--devices", help="such as 0,1,2,3 (default: FARM_WORKER__DEVICES)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -63,14 +59,37 @@ def add_to(subcommands: Subcommands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run all checks; exit 1 if one failed."""
     settings = load_settings()
-    findings = [check(settings) for check in CHECKS]
+    purpose = _purpose(settings, arguments.profile, arguments.devices)
+    findings = examine(settings, purpose)
     if arguments.json:
         result_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
+            word = "FAIL" if not finding.is_ok else "warn" if finding.fix else "ok  "
             fix = f"\n      {finding.fix}" if finding.fix else ""
-            result(f"{'ok  ' if finding.is_ok else 'FAIL'}  {finding.part}: {finding.message}{fix}")
+            result(f"{word}  {finding.part}: {finding.message}{fix}")
     return Exit.OK if all(finding.is_ok for finding in findings) else Exit.FAILED
+
+
+def examine(settings: Settings, purpose: Purpose) -> list[Finding]:
+    """Run all checks, those of the parts first."""
+    return [
+        *(check(settings) for check in CHECKS),
+        *(check_machine(purpose) for check_machine in MACHINE_CHECKS),
+    ]
+
+
+def _purpose(settings: Settings, profile: str | None, devices: str | None) -> Purpose:
+    name = profile or settings.worker.profile
+    chosen = load_profiles(settings.profiles_file).get(name) if name else None
+    try:
+        numbers = tuple(int(part) for part in devices.split(",") if part.strip()) if devices else ()
+    except ValueError:
+        raise CommandError(
+            f"--devices must be numbers such as 0,1,2,3 (got {devices!r})", Exit.USAGE
+        ) from None
+    machine = read_machine(settings.state_dir)
+    return Purpose(machine, chosen, numbers or tuple(settings.worker.devices))
 
 
 def check_database(settings: Settings) -> Finding:

@@ -46,14 +46,14 @@ def fit(settings: Settings) -> tuple[bool, str, str]:
 
 
 def _need(profile: Profile) -> str:
-    needed = released_plan(_layout(profile), tier=profile.max_tier)
+    needed = released_plan(layout_of(profile), tier=profile.max_tier)
     return f"{profile.name} needs {profile.devices} of {needed.device / GIB:.1f} GiB"
 
 
 def _why_not(profile: Profile, devices: list[int], host: int) -> str | None:
     if profile.devices > len(devices):
         return f"{profile.name}: {profile.devices} devices needed, {len(devices)} there"
-    layout, smallest = _layout(profile), sorted(devices, reverse=True)[profile.devices - 1]
+    layout, smallest = layout_of(profile), sorted(devices, reverse=True)[profile.devices - 1]
     needed = released_plan(layout, tier=profile.max_tier, device_bytes=smallest)
     try:
         check_memory(needed, layout, device_bytes=smallest, host_bytes=host)
@@ -62,7 +62,8 @@ def _why_not(profile: Profile, devices: list[int], host: int) -> str | None:
     return None
 
 
-def _layout(profile: Profile) -> Layout:
+def layout_of(profile: Profile) -> Layout:
+    """Return the layout of a profile."""
     return Layout.from_flags({name: value for name, value in profile.layout.items() if name in _MEMBERS})
 
 
