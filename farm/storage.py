@@ -33,6 +33,7 @@ PART_BYTES = 16 * MIB
 READ_BYTES = MIB
 RETRY_AFTER_S = 5
 SHA256_METADATA = "sha256"
+OBJECTS = "v1/"  # all keys begin so
 CLOCK_WARN_S = 30.0
 CLOCK_REFUSE_S = 300.0
 _SESSION_LOCK = threading.Lock()
@@ -166,6 +167,16 @@ class ObjectStore:
         """Remove an object; one that is gone already counts as removed."""
         with _typed_errors():
             self._client.delete_object(**self._where(key))
+
+    def list_keys(self) -> Iterator[str]:
+        """Return the keys of all objects below the prefix, a page at a time."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=f"{self._prefix}{OBJECTS}"
+        )
+        with _typed_errors():
+            for page in pages:
+                for entry in page.get("Contents", ()):
+                    yield str(entry["Key"]).removeprefix(self._prefix)
 
     def abort_stale_uploads(self, older_than_s: float) -> int:
         """Give up uploads in parts that were begun so long ago; return how many."""
