@@ -16,6 +16,7 @@ from magi2.model.linear import ModalityLinear, ModalityNorm, parameter
 from magi2.model.tokens import Tokens
 from magi2.parallel import ulysses
 from magi2.parallel.groups import Groups
+from magi2.parallel.ulysses import Heads
 
 
 class Projected(NamedTuple):
@@ -81,17 +82,27 @@ class Attention(nn.Module):
     def attend(self, projected: Projected, tokens: Tokens) -> Tensor:
         """Attend inside the segments; the sinks are in the result, the gates are not."""
         sp = self.groups.sp
-        heads = ulysses.gather_tokens(sp, projected.q, projected.k, projected.v, tokens.lengths)
-        core_LHD = dispatch.attend(
+        if sp.size == 1:
+            return self._attend_to(Heads(projected.q, projected.k, projected.v), self.sinks, tokens)
+        coming = ulysses.send_tokens(sp, projected.q, projected.k, projected.v, tokens.lengths)
+        sinks = torch.split(ulysses.own_heads(sp, self.sinks), [part.counts[0] for part in coming], dim=1)
+        going = []
+        for part, own_sinks in zip(coming, sinks, strict=True):
+            core_LHD = self._attend_to(part.wait(), own_sinks, tokens)
+            # It travels back while the next heads are attended to.
+            going.append(ulysses.return_tokens(sp, core_LHD, tokens.lengths))
+        return ulysses.all_heads([part.wait() for part in going])
+
+    def _attend_to(self, heads: Heads, sinks: Tensor, tokens: Tokens) -> Tensor:
+        return dispatch.attend(
             heads.q,
             heads.k,
             heads.v,
-            ulysses.own_heads(sp, self.sinks),
+            sinks,
             bounds=tokens.segment_bounds,
             softcap=self.softcap,
             flash_attn_version=self.flash_attn_version,
         )
-        return ulysses.return_tokens(sp, core_LHD, tokens.lengths)
 
     def finish(self, core_LHD: Tensor, gate_LH: Tensor, tokens: Tokens) -> Tensor:
         """Gate every head of a token and project."""

@@ -116,6 +116,27 @@ def repeats(at: World) -> None:
         assert largest_error(first, second) == 0.0
 
 
+def in_two_exchanges(names: dict[str, list[int]]) -> Case:
+    """As on a device: half of a rank's heads travel while the other half is attended to."""
+
+    def run(at: World) -> None:
+        for name, counts in names.items():
+            num_keys = sum(counts)
+            assert ulysses.halves(num_keys, torch.device("cuda")) == counts
+            assert ulysses.halves(num_keys, torch.device("cpu")) == [num_keys]
+            with groups_of(at, Layout(ulysses=at.size)) as groups:
+                with mock.patch.object(ulysses, "halves", lambda _keys, _device, counts=counts: counts):
+                    got = predict(load(at.folder, name, groups))
+                error = largest_error(got, predict(load(at.folder, name)))
+                assert error <= tolerances.SEQUENCE_PARALLEL, f"{name}: differs from one rank by {error}"
+
+    return run
+
+
+case(2, "SP2 in two exchanges")(in_two_exchanges({"plain": [1, 1], "three": [2, 1]}))
+case(4, "SP4 in two exchanges")(in_two_exchanges({"eight": [1, 1], "idle": [2, 1]}))
+
+
 # ---- branch parallelism: guidance and solver steps
 
 
