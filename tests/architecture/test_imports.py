@@ -36,10 +36,13 @@ COMES_WITH = {
 
 # All that service code takes from the engine, torch-free; `from magi2 import x` is listed by its full name.
 SHARED_BY_THE_ENGINE = (
+    "magi2.config",  # of which profiles read what a row may say of the cache
     "magi2.contract",
+    "magi2.host_memory",
     "magi2.parallel.layout",
     "magi2.parallel.memory",
     "magi2.media.probe",
+    "magi2.values",  # how a value is shown in a refusal
 )
 
 
