@@ -6,7 +6,7 @@ SEEDS ?= 1 2 3
 JOBS ?= 1000
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 
-.PHONY: help setup fmt lint types arch test test-service test-multiprocess test-chaos test-gpu test-mutants bench-api bench-webhooks demo up worker migrate
+.PHONY: help setup fmt lint types arch test test-service test-multiprocess test-chaos test-browser test-gpu test-mutants bench-api bench-queue bench-webhooks demo up worker migrate
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 22
@@ -41,8 +41,14 @@ test-chaos: ## T-08 in full: 1,000 jobs under kills for each of SEEDS, 20 with t
 	OMP_NUM_THREADS=1 $(PY) -m tests.chaos.storm --jobs $(JOBS) --seeds $(SEEDS) --json .state/chaos.json
 	OMP_NUM_THREADS=1 $(PY) -m tests.chaos.storm --engine magi2 --jobs 20 --seeds $(firstword $(SEEDS)) --json .state/chaos-real.json
 
+test-browser: ## the dashboard in a headless Chromium; screenshots in build/screenshots
+	$(PYTEST) -n $(N) tests/browser
+
 bench-api: ## time submits, polls, lists, streams and stops of the api (minutes; exit 1 where a number is missing)
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.api
+
+bench-queue: ## T-05 to T-07, T-09 to T-11, T-18: the queue on real servers (20 minutes; exit 1 where a number is missing)
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.queue --plots docs/img
 
 bench-webhooks: ## T-13 and T-14: flaky, dead and fast receivers; exit 1 where a target is missed
 	$(PY) -m benchmarks.webhooks

@@ -63,8 +63,22 @@ class Slot:
 class ChaosFarm:
     """The servers, the slots, and one account with a webhook."""
 
-    def __init__(self, num_of_role: dict[str, int], engine: str, variables: dict[str, str]) -> None:
-        """Start the servers and make the account; roles are started by `start`."""
+    def __init__(
+        self,
+        num_of_role: dict[str, int],
+        engine: str,
+        variables: dict[str, str],
+        *,
+        is_guarded: bool = True,
+    ) -> None:
+        """Start the servers and make the account; roles are started by `start`.
+
+        Args:
+            num_of_role: How many processes of api, ticker and worker there shall be.
+            engine: Of the workers.
+            variables: More settings of all roles.
+            is_guarded: Let a trigger refuse illegal moves; benchmarks go without it.
+        """
         self.directory = Path(tempfile.mkdtemp(prefix="magi2-farm-chaos-"))
         self.directory.chmod(0o755)
         base = environment(None)
@@ -72,7 +86,7 @@ class ChaosFarm:
         self._servers.start()
         self.slots: list[Slot] = []
         self.receiver = Receiver()
-        self.api_ports = free_ports(num_of_role["api"])
+        self.api_ports = free_ports(num_of_role["api"]) if num_of_role["api"] else []
         self.dead: set[ProcessMark] = set()
         self._num_of_role = num_of_role
         self._engine_name = engine
@@ -88,15 +102,17 @@ class ChaosFarm:
             "FARM_WEBHOOK__ALLOW_HTTP": "true",
             "FARM_WEBHOOK__ALLOW_CIDRS": "127.0.0.0/8",
         }
-        settings_only = {
-            name: text for name, text in (own | variables).items() if not name.startswith("MAGI2_")
-        }
-        self.settings = load_settings(None, overrides=settings_only)
+        given = own | variables
+        self.settings_given = {name: value for name, value in given.items() if not name.startswith("MAGI2_")}
+        self.settings = load_settings(None, overrides=self.settings_given)
         self._environment = base | own | variables | {"MAGI2_TESTING": "1", "PYTHONPATH": str(ROOT)}
         self.database: Engine = make_engine(self.settings, application="ticker")
         self.store = ObjectStore(self.settings)
         self.broker = redis.Redis.from_url(self.settings.redis_url)
         schema.upgrade(self.database)
+        if is_guarded:
+            with unit_of_work(self.database) as conn:
+                install_state_guard(conn)
         self.key, self._hook_secret = self._make_account()
 
     def start(self) -> None:
@@ -116,6 +132,16 @@ class ChaosFarm:
         assert self._servers.valkey is not None
         self._servers.valkey.child.kill()
         self._servers.keep_running()
+
+    def stop_broker(self) -> None:
+        """End the broker for good."""
+        assert self._servers.valkey is not None
+        self._servers.valkey.child.kill()
+
+    def slot_of(self, group_id: str) -> Slot:
+        """Return the slot whose worker is a group."""
+        workers = (slot for slot in self.slots if slot.role == "worker")
+        return next(slot for slot in workers if group_id in _group_ids(slot.folder))
 
     def flush_broker(self) -> None:
         """Empty the broker."""
@@ -194,7 +220,6 @@ class ChaosFarm:
         secret = new_secret()
         endpoint = NewEndpoint(url=self.receiver.url, event_types=EVENT_TYPES, max_in_flight=10)
         with unit_of_work(self.database) as conn:
-            install_state_guard(conn)
             account_id = ensure_account(conn, "storm")
             create_endpoint(conn, account_id, endpoint, {HMAC: seal(self.settings.secret_key, secret)})
             return create_key(conn, account_id, self.settings.key_pepper).text, secret
@@ -227,3 +252,7 @@ class ChaosFarm:
         """Remember who belongs to a process that is about to end."""
         family = [slot.process.pid, *descendants(slot.process.pid)]
         self.dead |= {mark for mark in map(ProcessMark.of, family) if mark is not None}
+
+
+def _group_ids(folder: Path) -> set[str]:
+    return {file.read_text() for file in (folder / "state" / "worker").glob("*/group_id")}

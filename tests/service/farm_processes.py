@@ -104,14 +104,18 @@ class FarmProcesses:
         return answer.json()
 
     def wait_for(
-        self, job_id: str, reached: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 240
+        self, job_id: str, reached: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 600
     ):
-        """Poll a job until something holds for it, and return it."""
+        """Poll a job until something holds for it, and return it; a failure tells all that happened to it."""
 
         deadline = time.monotonic() + timeout_s
         while not reached(video := self.video(job_id)):
             assert video["status"] != "failed", f"{video['error']} {self.logs()}"
-            assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}; {video} {self.logs()}"
+            if time.monotonic() > deadline:
+                happened = self.http.get(f"/v1/videos/{job_id}/timeline").text
+                raise AssertionError(
+                    f"not within {timeout_s:.0f} s: {what}; {video} {happened} {self.logs()}"
+                )
             time.sleep(JOB_POLL_S)
         return video
 
