@@ -1,4 +1,4 @@
-"""The commands that docs/engine.md says anybody can run are run as they stand, in an empty folder."""
+"""What docs/engine.md says anybody can run is run as it stands, in an empty folder."""
 
 import os
 import re
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from magi2.contract import TIERS, Tier
 
 ROOT = Path(__file__).parents[4]
 BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)
@@ -28,3 +30,14 @@ def test_documented_lines_make_and_check_a_clip(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "clip.mp4").stat().st_size > 10_000
+
+
+def test_documented_library_example_makes_a_clip(
+    tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TIERS, "272p", Tier("272p", 64, 64, 2))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").symlink_to(tiny_root)
+    [example] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/engine.md").read_text("utf-8"), re.DOTALL)
+    exec(compile(example, "docs/engine.md", "exec"), {"__name__": "example"})
+    assert (tmp_path / "clip.mp4").stat().st_size > 1_000
