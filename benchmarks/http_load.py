@@ -2,12 +2,13 @@
 
 `open_loop` starts requests at fixed instants, whatever becomes of the earlier ones, and measures from the
 instant that was planned; `closed_loop` keeps so many connections busy. Both return seconds per request, and
-count what was not answered with 2xx.
+count what was not answered with 2xx, by status and the API's code: a number of errors alone explains nothing.
 """
 
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,8 +18,22 @@ class Outcome:
     """What came of many requests."""
 
     times_s: list[float] = field(default_factory=list)
-    errors: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
     wall_s: float = 0.0
+
+    @property
+    def errors(self) -> int:
+        return self.reasons.total()
+
+    def note(self, status: int, body: bytes) -> None:
+        """Count an answer that is no success."""
+        if 200 <= status < 300:
+            return
+        try:
+            code = json.loads(body).get("code")
+        except ValueError:
+            code = None
+        self.reasons[f"{status} {code}"] += 1
 
     def percentile_ms(self, share: float) -> float:
         ordered = sorted(self.times_s)
@@ -30,10 +45,17 @@ class Outcome:
 
 
 def request_bytes(
-    method: str, path: str, key: str, body: bytes = b"", media_type: str = "application/json"
+    method: str,
+    path: str,
+    key: str,
+    body: bytes = b"",
+    media_type: str = "application/json",
+    cookie: str | None = None,
 ) -> bytes:
     """Spell a request out."""
     head = f"{method} {path} HTTP/1.1\r\nHost: farm\r\nAuthorization: Bearer {key}\r\n"
+    if cookie:
+        head += f"Cookie: {cookie}\r\n"
     if body:
         head += f"Content-Type: {media_type}\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"\r\n" + body
@@ -90,10 +112,9 @@ async def open_loop(port: int, make: Callable[[int], bytes], per_s: float, secon
     async def one(number: int, due_s: float) -> None:
         connection = free.pop() if free else Connection(port)
         try:
-            status, _ = await connection.ask(make(number))
-            outcome.errors += not 200 <= status < 300
-        except (OSError, asyncio.IncompleteReadError):
-            outcome.errors += 1
+            outcome.note(*await connection.ask(make(number)))
+        except (OSError, asyncio.IncompleteReadError) as exc:
+            outcome.reasons[type(exc).__name__] += 1
         outcome.times_s.append(time.perf_counter() - due_s)
         free.append(connection)
 
@@ -117,8 +138,7 @@ async def closed_loop(port: int, make: Callable[[int], bytes], workers: int, sec
     async def work() -> None:
         connection = Connection(port)
         while (begun_s := time.perf_counter()) < until_s:
-            status, _ = await connection.ask(make(next(numbers)))
-            outcome.errors += not 200 <= status < 300
+            outcome.note(*await connection.ask(make(next(numbers))))
             outcome.times_s.append(time.perf_counter() - begun_s)
         connection.close()
 
