@@ -45,7 +45,7 @@ test-browser: ## the dashboard in a headless Chromium; screenshots in build/scre
 	$(PYTEST) -n $(N) tests/browser
 
 bench-api: ## time submits, polls, lists, streams and stops of the api (minutes; exit 1 where a number is missing)
-	OMP_NUM_THREADS=1 $(PY) -m benchmarks.api
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.api --plots docs/img
 
 bench-queue: ## T-05 to T-07, T-09 to T-11, T-18: the queue on real servers (20 minutes; exit 1 where a number is missing)
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.queue --plots docs/img
