@@ -91,6 +91,7 @@ async def take_request(services: Services, principal: Principal, body: Body) -> 
         user_tag=members.user,
         notices=checked.notices,
         gpus=gpus_of(profile),
+        wave_size=profile.wave_size,
         reuse=members.reuse,
         input=reference.asset,
     )

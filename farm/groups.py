@@ -11,16 +11,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-import structlog
 from sqlalchemy import ColumnElement, Connection, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from farm.clock import db_now, db_seconds
-from farm.db.tables import job, worker_group
+from farm.db.tables import job, profile_control, worker_group
 from farm.errors import GroupGoneError, NotFoundError
 from farm.jobs.states import ACTIVE
-
-log = structlog.get_logger(__name__)
 
 FRESH_S = 30.0
 
@@ -73,6 +70,7 @@ class GroupStatus:
     boot_id: str
     state: str
     wanted_state: str | None
+    wanted_by: str | None
     engine_fingerprint: dict[str, Any] | None
     deterministic: bool | None
     contract_versions: list[int]
@@ -92,6 +90,7 @@ def register(conn: Connection, group: Group) -> None:
         "boot_id": group.boot_id,
         "state": "booting",
         "wanted_state": None,
+        "wanted_by": None,
         "engine_fingerprint": None,
         "deterministic": group.deterministic,
         "contract_versions": list(group.contract_versions),
@@ -133,10 +132,13 @@ def heartbeat(
 def live_profiles(conn: Connection) -> set[str]:
     """Return the profiles that some group serves now; if there is none, those that any group served before.
 
-    A farm whose only worker restarts must not send `auto` jobs to a profile that it never had.
+    Who is sick or about to leave serves nothing, and a paused profile is served by nobody. A farm whose only
+    worker restarts must not send `auto` jobs to a profile that it never had.
     """
     rows = conn.execute(
-        select(worker_group.c.profile, func.bool_or(_is_live())).group_by(worker_group.c.profile)
+        select(worker_group.c.profile, func.bool_or(_is_live() & _takes_jobs())).group_by(
+            worker_group.c.profile
+        )
     ).all()
     live = {profile for profile, is_served in rows if is_served}
     return live or {profile for profile, _ in rows}
@@ -205,8 +207,7 @@ def set_wanted_state(conn: Connection, group_id: str, wanted: Wish | None, by: s
     if state == "gone":
         raise GroupGoneError(group_id)
     row = update(worker_group).where(worker_group.c.id == group_id)
-    conn.execute(row.values(wanted_state=wanted))
-    log.info("group_wish", group=group_id, wanted=wanted, by=by)
+    conn.execute(row.values(wanted_state=wanted, wanted_by=by))
     return get_group(conn, group_id)
 
 
@@ -224,6 +225,13 @@ _ORDER = ("profile", "host", "devices", "id")
 def _is_live() -> ColumnElement[bool]:
     fresh = worker_group.c.heartbeat_at > db_now() - db_seconds(FRESH_S)
     return (worker_group.c.state != "gone") & fresh
+
+
+def _takes_jobs() -> ColumnElement[bool]:
+    paused = select(profile_control.c.profile).where(
+        profile_control.c.profile == worker_group.c.profile, profile_control.c.paused
+    )
+    return worker_group.c.state.not_in(("sick", "draining")) & ~paused.exists()
 
 
 def _held_jobs(conn: Connection, group_ids: Sequence[str]) -> dict[str, list[HeldJob]]:

@@ -175,6 +175,11 @@ class Profile:
         """Ranks of a group: one a device, or on the CPU as many as the layout asks for."""
         return prod(self.layout.get(degree, 1) for degree in _DEGREES)
 
+    @property
+    def gpus(self) -> int:
+        """Devices that one job occupies; a profile without devices counts as one."""
+        return max(1, self.devices // self.wave_size)
+
     def limits(self) -> Limits:
         """Return what request validation needs to know."""
         return Limits(

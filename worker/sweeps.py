@@ -20,7 +20,9 @@ from farm.jobs.garbage import Deleter, deleted_assets, lost_attempts, mark_clean
 from farm.jobs.job import Rules
 from farm.jobs.lifecycle import SWEEP_LIMIT, expire_queued, reap_leases
 from farm.jobs.rering import re_ring
+from farm.jobs.spill import spill_unfilled, spill_unserved
 from farm.outbox import purge_sent
+from farm.profiles import Profiles
 from farm.retention import (
     DEFAULT_RETENTION,
     LIMIT,
@@ -43,12 +45,13 @@ LOCK_SPACE = 0x6D32  # of the advisory locks of sweeps
 
 @dataclass(frozen=True)
 class Sweeper:
-    """What sweeps need."""
+    """What sweeps need; without profiles, no job is moved to another one."""
 
     engine: Engine
     store: Deleter
     rules: Rules
     retention: Retention = DEFAULT_RETENTION
+    profiles: Profiles | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,20 @@ def sweep_rering(sweeper: Sweeper) -> int:
 def sweep_groups(sweeper: Sweeper) -> int:
     """Call silent groups gone."""
     return _once(sweeper, "groups", mark_gone)
+
+
+def sweep_spill(sweeper: Sweeper) -> int:
+    """Move jobs away from profiles that nobody serves."""
+    profiles = sweeper.profiles
+    return (
+        0 if profiles is None else _until_done(sweeper, "spill", lambda conn: spill_unserved(conn, profiles))
+    )
+
+
+def sweep_waves(sweeper: Sweeper) -> int:
+    """Move jobs away whose waves were not filled in time."""
+    profiles = sweeper.profiles
+    return 0 if profiles is None else _once(sweeper, "waves", lambda conn: spill_unfilled(conn, profiles))
 
 
 def sweep_usage(sweeper: Sweeper) -> int:
@@ -174,6 +191,8 @@ SWEEPS = (
     Sweep("expired", 600, sweep_expired),
     Sweep("retention", 600, sweep_retention),
     Sweep("uploads", 3600, sweep_uploads),
+    Sweep("spill", 60, sweep_spill),
+    Sweep("waves", 5, sweep_waves),
 )
 _NUMBERS = {sweep.name: number for number, sweep in enumerate(SWEEPS)}
 

@@ -23,6 +23,7 @@ from farm.errors import FarmError
 from farm.metrics.exporter import MetricsServer
 from farm.metrics.families import SWEEP_SECONDS, SWEEP_SUCCESS
 from farm.outbox import BATCH, CHANNEL, Publish, PublishError, relay_once
+from farm.profiles import load_profiles
 from farm.retention import Retention
 from farm.settings import Settings, load_settings
 from farm.storage import ObjectStore
@@ -49,7 +50,8 @@ class Ticker:
         self._settings = settings
         self._engine = make_engine(settings, application="ticker", pool_size=len(SWEEPS) + 1)
         retention = Retention(settings.retention.job_days, settings.retention.event_days)
-        self._sweeper = Sweeper(self._engine, ObjectStore(settings), settings.rules(), retention)
+        profiles = load_profiles(settings.profiles_file)
+        self._sweeper = Sweeper(self._engine, ObjectStore(settings), settings.rules(), retention, profiles)
         self._threads = [
             threading.Thread(target=self._guarded, args=("relay", self._relay, BROKEN_S), daemon=True),
             threading.Thread(

@@ -436,6 +436,7 @@ worker_group = Table(
     Column("boot_id", Text, nullable=False),  # of the agent process; a restarted agent has another
     Column("state", Text, nullable=False),
     Column("wanted_state", Text),  # what an operator asks for, or nothing; `farm/groups.py` says what each is
+    Column("wanted_by", Text),
     Column("engine_fingerprint", JSONB),
     Column("deterministic", Boolean),
     Column(

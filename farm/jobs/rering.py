@@ -17,6 +17,7 @@ _WAITING = text(
     FROM (
         SELECT g.profile, count(*) AS num_groups FROM worker_group g
         WHERE g.state = 'ready' AND g.heartbeat_at > now() - make_interval(secs => :fresh_s)
+          AND NOT EXISTS (SELECT FROM profile_control c WHERE c.profile = g.profile AND c.paused)
           AND NOT EXISTS (SELECT FROM job a
                           WHERE a.group_id = g.id AND a.state IN ('starting', 'running', 'uploading'))
         GROUP BY g.profile) idle

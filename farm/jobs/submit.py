@@ -55,6 +55,7 @@ class Submission:
     batch_id: str | None = None
     reuse: str = "off"
     gpus: int = 1
+    wave_size: int = 1  # slots of the profile's layout
     gpu_s: int = 0  # the estimate that is kept free of the account's day
 
     def reuse_key(self) -> str:
@@ -70,6 +71,7 @@ def submit(conn: Connection, submission: Submission, *, rules: Rules = DEFAULT_R
     Raises:
         QueueFullError: The account has `max_queued` waiting jobs.
         QuotaExceededError: The day's GPU-seconds do not suffice.
+        ProfilePausedError, ProfileFullError: An operator's wish; nothing of the transaction may be kept.
         NotFoundError: There is no such active account.
     """
     reserve_queue_slot(conn, submission.account_id, rules, gpu_s=submission.gpu_s)
@@ -85,6 +87,8 @@ def submit(conn: Connection, submission: Submission, *, rules: Rules = DEFAULT_R
         {"id": job_id, **values},
         head_start=submission.priority * PRIORITY_HEAD_START,
         queue_time=timedelta(seconds=submission.expires_in_s),
+        wave_size=submission.wave_size,
+        max_running=rules.max_running,
     )
 
 

@@ -31,6 +31,7 @@ from farm.batches import count_end
 from farm.clock import db_now
 from farm.db.session import after_commit
 from farm.db.tables import account_usage, job, job_attempt, job_event, outbox
+from farm.jobs import admission
 from farm.jobs.job import Event, Job
 from farm.jobs.states import ACTIVE, TERMINAL, State, sources
 from farm.metrics.moves import count_fenced, count_move
@@ -61,7 +62,13 @@ class Locked:
 
 
 def insert_job(
-    conn: Connection, values: Mapping[str, Any], *, head_start: timedelta, queue_time: timedelta
+    conn: Connection,
+    values: Mapping[str, Any],
+    *,
+    head_start: timedelta,
+    queue_time: timedelta,
+    wave_size: int,
+    max_running: int,
 ) -> Job:
     """Write a new job as `queued` with its first event and doorbell; the caller has counted it.
 
@@ -73,6 +80,11 @@ def insert_job(
         values: Columns of the job.
         head_start: By so much it stands before others of the same instant.
         queue_time: So long it may wait.
+        wave_size: Slots of its profile's layout.
+        max_running: Of accounts that have no limit of their own.
+
+    Raises:
+        ProfilePausedError, ProfileFullError: The caller's transaction must not be committed.
     """
     data = {"profile": values["profile"]}
     given = {
@@ -81,8 +93,10 @@ def insert_job(
         "ring": doorbell_payload(values["id"], values["profile"]),
         "head_start": head_start,
         "queue_time": queue_time,
+        **admission.sentences(values["profile"], wave_size, max_running),
     }
     written = conn.execute(_insertion(tuple(values)), given).mappings().one()
+    admission.check(values["profile"], written)
     queued = Job.from_row(written)
     if written["is_heard"]:
         write_messages(conn, queued, Event(queued.id, 1, State.QUEUED, queued.created_at, 0, data))
@@ -97,13 +111,14 @@ def _insertion(names: tuple[str, ...]) -> Select[Any]:
         "rank_at": func.now() - bindparam("head_start", type_=Interval()),
         "queue_deadline": func.now() + bindparam("queue_time", type_=Interval()),
     }
-    row = insert(job).values(state=State.QUEUED, **given, **order).returning(job).cte("new")
+    columns = {**given, **order, "notices": admission.notices(given)}
+    row = insert(job).values(state=State.QUEUED, **columns).returning(job).cte("new")
     data = bindparam("data", type_=job_event.c.data.type)
     event = {"job_id": given["id"], "seq": 1, "type": State.QUEUED, "epoch": 0, "data": data}
     first = insert(job_event).values(**event, at=func.now()).cte("event")
     ring, notice = doorbell(bindparam("ring", type_=outbox.c.payload.type))
     is_heard = hearers(given["account_id"], given["id"], State.QUEUED).exists().label("is_heard")
-    return select(row, notice, is_heard).add_cte(first, ring)
+    return select(row, notice, is_heard, *admission.facts(given)).add_cte(first, ring)
 
 
 def lock_job(conn: Connection, job_id: str) -> Locked | None:

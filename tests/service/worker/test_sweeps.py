@@ -134,4 +134,6 @@ def test_sweeps_run_as_often_as_documented():
         "expired": 600,
         "retention": 600,
         "uploads": 3600,
+        "spill": 60,
+        "waves": 5,
     }

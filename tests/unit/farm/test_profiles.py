@@ -1,5 +1,7 @@
 """The shipped table of profiles, and what a broken one is told."""
 
+from dataclasses import replace
+
 import pytest
 
 from farm.errors import InvalidFieldError, SettingsError
@@ -166,3 +168,24 @@ def test_a_broken_file_is_refused_with_row_and_member(load, old, new, said):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(SettingsError, match=r"PROFILES_FILE .*absent\.yaml cannot be read"):
         load_profiles(tmp_path / "absent.yaml")
+
+
+def test_a_job_spills_to_what_its_row_lists_and_only_auto_jobs_to_the_farms_order(shipped):
+    request = GenerationRequest("A fox.", "540p", 100, seed=1)
+
+    def target(name, *usable, is_auto=False, asked=request):
+        found = shipped.spill(name, set(usable), asked, is_auto=is_auto)
+        return found.name if found else None
+
+    assert target("dlo-dp4", "layerwise-1gpu", "dlo-sp4") == "dlo-sp4"
+    assert target("sp4", "layerwise-1gpu") is None
+    assert target("sp4", "layerwise-1gpu", is_auto=True) == "layerwise-1gpu"
+    assert target("sp4", "sp4", is_auto=True) is None
+    assert target("sp4", "tiny-cpu", is_auto=True) is None  # its caps refuse the job
+    small = replace(request, tier="272p", num_inference_steps=4)
+    assert target("sp4", "tiny-cpu", is_auto=True, asked=small) == "tiny-cpu"
+
+
+def test_waves_are_known_by_their_slots_and_a_member_occupies_its_share(shipped):
+    assert shipped.wave_sizes == {"dlo-dp4": 4, "dlo-dp2sp2": 2}
+    assert [shipped.get(name).gpus for name in ("sp4", "dlo-dp4", "dlo-dp2sp2", "tiny-cpu")] == [4, 1, 2, 1]

@@ -21,6 +21,7 @@ HOOK = JobWebhook("https://hooks.example/in", ["video.queued", "video.completed"
 
 
 def test_the_row_holds_the_whole_request_and_what_it_was_given(driver):
+    driver.register()
     job = driver.submit(
         priority=3, expires_in_s=600, max_attempts=2, metadata={"a": "b"}, user_tag="u", notices=["n"]
     )
