@@ -17,13 +17,15 @@ from farm.commands import (
     demo,
     doctor,
     export,
+    groups,
     jobs,
     loadtest,
+    profiles,
     roles,
-    service,
     submit,
     test,
     up,
+    webhooks,
 )
 from farm.commands.console import note
 from farm.commands.exits import CommandError, Exit
@@ -37,7 +39,9 @@ COMMANDS = (
     test,
     submit,
     jobs,
-    service,
+    groups,
+    profiles,
+    webhooks,
     roles,
     database,
     admin,

@@ -1,4 +1,4 @@
-"""`magi2-farm profiles` and `magi2-farm webhooks`: how the farm is doing, and deliveries sent again."""
+"""`magi2-farm webhooks`: endpoints, deliveries, and deliveries sent again."""
 
 import argparse
 
@@ -8,18 +8,12 @@ from farm.commands.console import result, result_json, table
 from farm.commands.exits import Exit
 from farm.commands.parsers import Subcommands
 
-_PROFILE = ("name", "live_groups", "idle_groups", "queued", "oldest_queued_s", "clip_s", "estimated_start_s")
 _ENDPOINT = ("id", "name", "url", "enabled", "event_types")
 _DELIVERY = ("id", "event_type", "status", "attempts", "last_status", "last_error")
 
 
 def add_to(subcommands: Subcommands) -> None:
     """Declare the commands."""
-    verbs = subcommands.add_parser("profiles", help="how each profile is doing").add_subparsers(
-        dest="verb", required=True
-    )
-    profiles = verbs.add_parser("list", help="groups, queue and estimated start")
-    profiles.set_defaults(run=run_profiles)
     verbs = subcommands.add_parser("webhooks", help="list endpoints or deliveries, or replay").add_subparsers(
         dest="verb", required=True
     )
@@ -30,20 +24,9 @@ def add_to(subcommands: Subcommands) -> None:
     replaying = verbs.add_parser("replay", help="send one delivery again")
     replaying.add_argument("delivery_id")
     replaying.set_defaults(run=run_replay)
-    for verb in (profiles, listing, replaying):
+    for verb in (listing, replaying):
         verb.add_argument("--json", action="store_true", help="print JSON")
         connection.add_to(verb)
-
-
-def run_profiles(arguments: argparse.Namespace) -> int:
-    """Print how each profile is doing."""
-    with FarmClient(connection.access_of(arguments)) as client:
-        rows = client.read("/v1/profiles")["data"]
-    if arguments.json:
-        result_json(rows)
-    else:
-        table(_PROFILE, rows)
-    return Exit.OK
 
 
 def run_webhooks(arguments: argparse.Namespace) -> int:
