@@ -50,6 +50,7 @@ from worker.group import GpuGroup, GroupCrashError, GroupSpec, GroupStuckError, 
 from worker.group_folder import take_folder
 from worker.health import BusyTime, HealthMonitor
 from worker.heartbeat import Heartbeat, Lease
+from worker.measure import MemoryWatch
 from worker.nvml import DeviceReader
 from worker.restarts import RestartPolicy
 from worker.warm_up import WarmUpFailedError, warm_up
@@ -201,7 +202,7 @@ class Agent:
         attempts = [self._attempt(*held) for held in zip(wave.members, leases, strict=True)]
         for attempt in attempts:
             attempt.neighbours = len(attempts) - 1
-        work = WaveWork(wave.id, attempts, self.group, self._guarding)
+        work = WaveWork(wave.id, attempts, self.group, self._guarding, self._measuring)
         self._is_busy = True
         self._show()
         self._heartbeat.hold(*leases)
@@ -273,13 +274,25 @@ class Agent:
 
     def _render(self, attempt: Attempt, request: RenderRequest) -> RenderResult:
         """Have the ranks render, and turn whatever is no clip into the way in which the attempt ends."""
-        with Stopwatch(attempt, "render"):
+        with Stopwatch(attempt, "render"), self._measuring(attempt):
             outcomes = self.group.run(
                 [request], attempt.token, on_progress=attempt.take, stop=attempt.stop_order
             )
         if self.group.is_ready:
             self._restarts.finished_run()
         return attempt.accept(outcomes[request.request_id])
+
+    @contextmanager
+    def _measuring(self, *attempts: Attempt) -> Iterator[None]:
+        """Keep the peaks of memory with the attempts, if an operator asked for them."""
+        if not self._settings.worker.measure:
+            yield
+            return
+        watch = MemoryWatch(self._health.device_memory_mb)
+        with watch:
+            yield
+        for attempt in attempts:
+            attempt.measured = watch.peaks()
 
     def _end_early(self, attempt: Attempt, error: Exception) -> None:
         """Record an end without a result, if the job is still ours."""

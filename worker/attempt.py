@@ -94,6 +94,7 @@ class Attempt:
     timings: dict[str, float] = field(default_factory=dict)
     is_running: bool = False
     is_over: bool = False  # its end is recorded, or it is no longer ours
+    measured: dict[str, Any] | None = None  # peaks of memory, where the agent measures
     neighbours: int = 0  # other jobs that the ranks work on beside it
     _percent: int = 0
 

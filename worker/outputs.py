@@ -109,6 +109,7 @@ def upload(attempt: Attempt, output: Output, fingerprint: dict[str, str]) -> Res
         assets=[video, thumb, sprite, audio, meta],
         timings=dict(attempt.timings),
         peak_memory_mb=None if peak is None else round(peak),
+        measured=attempt.measured,
     )
 
 
@@ -162,6 +163,7 @@ def _result_data(
         "inference_time_s": attempt.timings.get("render"),
         "stage_durations": output.stats.get("stage_durations", {}),
         "peak_memory_mb": output.stats.get("peak_memory_mb"),
+        "peak_host_pss_mb": (attempt.measured or {}).get("host_pss_mb"),
         "conditioning": output.stats.get("conditioning", {}),
         "acceleration": request.acceleration,
         "acceleration_report": output.stats.get("acceleration"),

@@ -28,6 +28,7 @@ class WaveWork:
     attempts: Sequence[Attempt]
     group: GpuGroup
     guard: Guard
+    measuring: Callable[..., AbstractContextManager[None]]
     outcome: str = "ended"
     num_rendered: int = 0
     _requests: dict[str, RenderRequest] = field(default_factory=dict)
@@ -97,6 +98,7 @@ class WaveWork:
         with ExitStack() as watches:
             for attempt in members:
                 watches.enter_context(Stopwatch(attempt, "render"))
+            watches.enter_context(self.measuring(*members))
             return self.group.run(
                 [self._requests[attempt.token] for attempt in members],
                 self.token,

@@ -28,7 +28,8 @@ def start_agent(settings: Settings, farm_environment: dict[str, str]) -> Iterato
     started: list[AgentThread] = []
 
     def start(*, wait: bool = True, **overrides: Any) -> AgentThread:
-        agent = AgentThread(settings, **{"environment": farm_environment, **overrides})
+        own = overrides.pop("settings", settings)
+        agent = AgentThread(own, **{"environment": farm_environment, **overrides})
         started.append(agent)
         if wait:
             agent.wait_ready()

@@ -121,3 +121,12 @@ def test_a_group_whose_warm_up_fails_never_claims(bench, start_agent, monkeypatc
     agent = start_agent(wait=False, profile=warmed_up())
     wait_until(lambda: bench.group_state(agent.agent.group_id) == "sick", "the group being sick")
     assert bench.job(job.id).epoch == 0
+
+
+def test_memory_is_measured_where_an_operator_asks_for_it(bench, start_agent, settings):
+    measuring = settings.worker.model_copy(update={"measure": True})
+    start_agent(settings=settings.model_copy(update={"worker": measuring}))
+    done = bench.wait(bench.submit(), State.SUCCEEDED, State.FAILED)
+    (attempt,) = bench.attempts(done)
+    assert attempt.measured["host_pss_mb"] == done.result["peak_host_pss_mb"] > 1
+    assert attempt.measured["device_memory_mb"] == []  # this machine has no device
