@@ -476,7 +476,7 @@ def p99_of_claims(bench: Bench, accounts: list[str], seconds: float) -> float:
 
 def run_a_day(bench: Bench, accounts: list[str], num_jobs: int, num_rows: int) -> None:
     """Submit and render a day's jobs, and let as many old ones go, in small steps as the sweep does."""
-    rounds = 10
+    rounds = max(2, min(10, num_jobs // 500))
     share = num_jobs // rounds
     for number in range(rounds):
         submit_all(bench, accounts, share // len(accounts))

@@ -87,6 +87,7 @@ class ChaosFarm:
         self.slots: list[Slot] = []
         self.receiver = Receiver()
         self.api_ports = free_ports(num_of_role["api"]) if num_of_role["api"] else []
+        self.metrics_ports: list[int] = []
         self.dead: set[ProcessMark] = set()
         self._num_of_role = num_of_role
         self._engine_name = engine
@@ -235,6 +236,10 @@ class ChaosFarm:
         }
         if role == "api":
             own["FARM_API_PORT"] = str(self.api_ports[number])
+        else:
+            (port,) = free_ports(1)
+            own["FARM_METRICS__PORT"] = str(port)
+            self.metrics_ports.append(port)
         command = [sys.executable, "-m", *modules[role]]
         process = self._spawn(command, own, folder, folder / f"{role}.log")
         return Slot(role, number, command, own, folder, process)

@@ -46,6 +46,8 @@ STEPS = 4
 IMAGE_EVERY = 25
 NEVER_DELIVERED = "SELECT count(*) FROM webhook_delivery WHERE status NOT IN ('ok', 'canceled')"
 READY = "SELECT count(*) FROM worker_group WHERE state = 'ready' AND heartbeat_at > now() - interval '20 s'"
+# A render of the real engine takes long: workers are killed as often as any other process.
+REAL = {"is_by_role": False, "apis": 3, "tickers": 3, "timeout_s": 7200.0}
 # Whatever a restart or a kill may make a client see; it repeats the request under the same key.
 AGAIN = frozenset({409, 429, 500, 502, 503, 504})
 
@@ -61,6 +63,7 @@ class Plan:
     tickers: int = 2
     workers: int = 3
     kill_every_s: float = 5.0
+    is_by_role: bool = True  # a random role first, then one of its processes; otherwise any process
     submits_per_s: float = 4.0
     shortest_s: float = 0.1
     longest_s: float = 2.0
@@ -175,7 +178,7 @@ class Storm:
         try:
             farm.start()
             self._wait("idle groups", self._all_ready, self.plan.settle_s)
-            self._wait("ready apis", self._apis_answer, self.plan.settle_s)
+            self._wait("answers of all roles", self._all_answer, self.plan.settle_s)
             self._traces.keys_before = all_keys(farm.broker)
             self.begun_s = time.monotonic()
             for client in self._clients:
@@ -227,10 +230,13 @@ class Storm:
         return sum(self._counts[state] for state in TERMINAL)
 
     def _kill(self) -> None:
-        role = self._chance.choice(("api", "ticker", "worker"))
-        slot = self._chance.choice([slot for slot in self.farm.slots if slot.role == role])
+        slots = self.farm.slots
+        if self.plan.is_by_role:
+            role = self._chance.choice(("api", "ticker", "worker"))
+            slots = [slot for slot in slots if slot.role == role]
+        slot = self._chance.choice(slots)
         self.farm.kill(slot)
-        self.report.kills[role] += 1
+        self.report.kills[slot.role] += 1
 
     def _draw_outages(self) -> list[tuple[float, str]]:
         """Spread the failures of servers over the run, by the share of jobs that have ended."""
@@ -272,7 +278,7 @@ class Storm:
         """Let what is under way come to rest: deliveries, groups, and the reaper of objects."""
         self._wait("the last webhook", lambda: self._count(NEVER_DELIVERED) == 0, self.plan.settle_s)
         self._wait("idle groups", self._all_ready, self.plan.settle_s)
-        self._wait("ready apis", self._apis_answer, self.plan.settle_s)
+        self._wait("answers of all roles", self._all_answer, self.plan.settle_s)
         for client in self._clients:
             client.join()
             self._traces.accepted |= set(client.accepted.values())
@@ -313,8 +319,9 @@ class Storm:
     def _all_ready(self) -> bool:
         return self._count(READY) == self.plan.workers
 
-    def _apis_answer(self) -> bool:
+    def _all_answer(self) -> bool:
         urls = [f"http://127.0.0.1:{port}/readyz" for port in self.farm.api_ports]
+        urls += [f"http://127.0.0.1:{port}/metrics" for port in self.farm.metrics_ports]
         try:
             with httpx.Client(timeout=30, trust_env=False) as http:
                 return all(http.get(url).status_code == 200 for url in urls)
@@ -337,13 +344,23 @@ class Storm:
 
     def _fetch_pages(self) -> dict[str, str]:
         """Return what the pages answer that anybody or the account may see."""
-        paths = ["/healthz", "/readyz", "/openapi.json", "/docs", "/metrics", "/v1/videos?limit=100"]
-        paths += [f"/v1/videos/{job_id}" for job_id in sorted(self._traces.accepted)[:20]]
-        paths += [f"{path}/timeline" for path in paths[6:]]
+        paths = [
+            "/livez",
+            "/readyz",
+            "/openapi.json",
+            "/docs",
+            "/metrics",
+            "/admin/login",
+            "/v1/videos?limit=100",
+        ]
+        some = [f"/v1/videos/{job_id}" for job_id in sorted(self._traces.accepted)[:20]]
+        paths += [*some, *(f"{path}/timeline" for path in some)]
+        base = f"http://127.0.0.1:{self.farm.api_ports[0]}"
+        urls = [base + path for path in paths]
+        urls += [f"http://127.0.0.1:{port}/metrics" for port in self.farm.metrics_ports]
         headers = {"Authorization": f"Bearer {self.farm.key}"}
-        with httpx.Client(headers=headers, timeout=30, trust_env=False) as http:
-            base = f"http://127.0.0.1:{self.farm.api_ports[0]}"
-            return {path: http.get(base + path).text for path in paths}
+        with httpx.Client(headers=headers, timeout=30, trust_env=False, follow_redirects=True) as http:
+            return {url: http.get(url).text for url in urls}
 
     def _make_request(self, number: int) -> dict[str, Any]:
         seconds = self._chance.uniform(self.plan.shortest_s, self.plan.longest_s)
@@ -388,13 +405,21 @@ def main(argv: Iterable[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--engine", choices=("chaos", "magi2"), default="chaos")
     parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--kill-every", type=float, default=5.0, help="seconds between kills")
     parser.add_argument("--state", type=Path, default=Path(".state"), help="folder of the checkpoint")
     parser.add_argument("--json", type=Path, help="file that gets the reports of all seeds")
     options = parser.parse_args(None if argv is None else list(argv))
     variables = tiny_checkpoint(options.state.resolve()) if options.engine == "magi2" else {}
     reports = []
     for seed in options.seeds:
-        plan = Plan(jobs=options.jobs, seed=seed, engine=options.engine, workers=options.workers)
+        plan = Plan(
+            jobs=options.jobs,
+            seed=seed,
+            engine=options.engine,
+            workers=options.workers,
+            kill_every_s=options.kill_every,
+            **(REAL if options.engine == "magi2" else {}),
+        )
         reports.append(Storm(plan, variables).run().to_json())
         say(json.dumps(reports[-1]))
         if options.json:
