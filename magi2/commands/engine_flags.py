@@ -19,7 +19,7 @@ from magi2.config import DTYPES, EngineConfig, Launch, engine_environment, read_
 from magi2.contract import Problem
 from magi2.errors import InvalidInput, LayoutError
 from magi2.host_memory import PeakPss
-from magi2.parallel.layout import Layout, check, refuse_absent
+from magi2.parallel.layout import Layout, check
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,6 @@ def _launch() -> Launch:
 def _layout(arguments: argparse.Namespace, root: Path, launch: Launch) -> Layout:
     """Check the layout against this release, the model's sizes and the launched ranks."""
     layout = layout_of(arguments)
-    refuse_absent(layout)
     # Imported here: a broken rule does not wait for the reader of checkpoints.
     from magi2.checkpoint.index import read_model_config
     from magi2.sampling.cache import missing_package  # as above

@@ -130,14 +130,14 @@ def _read_images(paths: list[Path]) -> tuple[list[bytes], list[ImageFacts], list
 
 
 def _with_one_seed(job: _Job, groups: Groups) -> _Job:
-    """Let all ranks take the seed that the output rank drew."""
+    """Let all ranks take the seed that the first one drew."""
     if not job.is_seed_drawn:
         return job
     # Imported here: as in `run`.
     import torch
 
-    [seed] = groups.replica.share([torch.tensor(job.request.seed)], torch.device("cpu"))
-    if groups.is_output:
+    [seed] = groups.world.share([torch.tensor(job.request.seed)], torch.device("cpu"))
+    if groups.rank == 0:
         note(f"seed {int(seed)} was drawn; give --seed {int(seed)} to make this clip again")
     return replace(job, request=replace(job.request, seed=int(seed)))
 
@@ -147,10 +147,11 @@ def _render(job: _Job, groups: Groups) -> None:
     from magi2.media.mp4 import write_mp4
     from magi2.pipeline import Magi2Pipeline
     from magi2.record import silent
+    from magi2.wave import render_one
 
     engine = job.setup.engine
     with (
-        phase_bars() if groups.is_output else nullcontext(silent) as shown,
+        phase_bars() if groups.rank == 0 else nullcontext(silent) as shown,
         measuring(job.setup.launch, is_wanted=job.is_measured) as memory,
     ):
         bars: ProgressFn = shown
@@ -158,7 +159,7 @@ def _render(job: _Job, groups: Groups) -> None:
         pipeline = Magi2Pipeline(engine, progress=bars, groups=groups)
         durations = {"load": time.monotonic() - begin}
         try:
-            rendered = pipeline(job.request, image=job.image, progress=bars)
+            rendered = render_one(pipeline, job.request, image=job.image, progress=bars)
         finally:
             pipeline.close()
         if rendered is None:

@@ -137,6 +137,7 @@ def _measure(
     """Render one run; return its figures, or None on a rank that has no clip."""
     # Imported here: as in `run`.
     from magi2.media.mp4 import write_mp4
+    from magi2.wave import render_one  # as above
 
     image = _first_frame() if run.workload == "i2va" else None
     request = GenerationRequest(
@@ -150,7 +151,7 @@ def _measure(
     )
     begin = time.monotonic()
     with measuring(setup.launch, is_wanted=True) as memory:
-        rendered = pipeline(request, image=image)
+        rendered = render_one(pipeline, request, image=image)
         if rendered is None or records is None:
             return None
         path, mux_began = records.clip_path(run), time.monotonic()

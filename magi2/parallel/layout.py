@@ -27,7 +27,6 @@ __all__ = [
     "coordinates",
     "head_counts",
     "rank_groups",
-    "refuse_absent",
     "span",
     "split_lengths",
 ]
@@ -246,11 +245,6 @@ def check_released(layout: Layout) -> None:
         LayoutError: Every rule that is broken, in one message.
     """
     check(layout, ModelConfig.released())
-
-
-def refuse_absent(layout: Layout) -> None:
-    """Refuse what the rules allow and this release does not run: nothing."""
-    del layout
 
 
 def _degree_problems(layout: Layout) -> list[str]:

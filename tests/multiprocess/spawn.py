@@ -22,6 +22,7 @@ _CONTEXT.set_forkserver_preload(
     [
         "tests.multiprocess.cases",
         "tests.multiprocess.cache_cases",
+        "tests.multiprocess.offload_cases",
         "cache_dit",
         "transformers.models.auto.tokenization_auto",
     ]
@@ -117,7 +118,7 @@ def started(rank: int, size: int, folder: Path):
 def run_cases(rank: int, size: int, pipe: Connection, folder: Path, names: Sequence[str]) -> None:
     """Run cases one after the other; all ranks meet after each, whatever came of it."""
     # Imported here: they import this module.
-    from tests.multiprocess import cache_cases, cases  # noqa: F401 - they register themselves
+    from tests.multiprocess import cache_cases, cases, offload_cases  # noqa: F401 - they register themselves
     from tests.multiprocess.registry import CASES
 
     with started(rank, size, folder):

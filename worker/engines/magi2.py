@@ -3,14 +3,14 @@
 The only module of the service that imports torch and the engine, and only when it loads: first it refuses,
 by name, what it could not run with. The engine's typed errors become those of the protocol; anything else, a
 lost peer too, is left to be a crash. One device per process; the ranks of a group make the same calls, and
-rank 0 writes the file.
+the first rank of each replica writes its file.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from magi2 import errors
 from magi2.config import CACHE_NUMBERS, DTYPES, CacheConfig, EngineConfig, Launch, wait_passively
 from magi2.contract import GenerationRequest
-from magi2.parallel.layout import Layout, check, refuse_absent
+from magi2.parallel.layout import Layout, check, coordinates
 from worker.engine_api import (
     Engine,
     EngineError,
@@ -34,10 +34,11 @@ from worker.engine_api import (
     RenderResult,
     Report,
     Stopped,
+    StopSignal,
 )
 
 if TYPE_CHECKING:
-    from magi2.pipeline import Magi2Pipeline
+    from magi2.pipeline import Magi2Pipeline, Rendered
 
 logger = logging.getLogger(__name__)
 # Members of a profile that come beside those of the layout.
@@ -95,9 +96,11 @@ class Magi2Engine:
             raise _fault_of(error) from error
 
     def run(
-        self, requests: Sequence[RenderRequest], report: Report, should_stop: Callable[[], bool]
+        self, requests: Sequence[RenderRequest], report: Report, should_stop: StopSignal
     ) -> dict[str, Outcome]:
-        """Render the requests one after the other; a stop ends all that are left."""
+        """Render a wave side by side, or requests one after the other; a stop ends all that are left."""
+        if self._loaded().groups.layout.data_parallel > 1:
+            return self._run_wave(requests, report, should_stop)
         return {request.request_id: self._render(request, report, should_stop) for request in requests}
 
     def close(self) -> None:
@@ -108,8 +111,6 @@ class Magi2Engine:
         self._groups.close()
 
     def _render(self, request: RenderRequest, report: Report, should_stop: Callable[[], bool]) -> Outcome:
-        from magi2.media.mp4 import write_mp4  # pulls torch, which only a loaded engine may
-
         def progress(phase: str, step: int, total: int) -> None:
             report(request.request_id, phase, step, total)
 
@@ -117,14 +118,50 @@ class Magi2Engine:
         try:
             wanted, image = _read(request)
             rendered = pipeline(wanted, image=image, progress=progress, should_stop=should_stop)
-            if rendered is None:  # the clip is rank 0's
-                return RenderResult(request.output_path)
-            progress("mux", 0, 1)
-            began = time.monotonic()
-            write_mp4(Path(request.output_path), rendered.clip, crf=pipeline.config.crf)
-            progress("mux", 1, 1)
+            return self._finish(request, rendered, report)
         except errors.EngineFailure as error:
             return _fault_of(error)
+
+    def _run_wave(
+        self, requests: Sequence[RenderRequest], report: Report, should_stop: StopSignal
+    ) -> dict[str, Outcome]:
+        """Render the request of this rank's slot; the others' outcomes are told by their own ranks."""
+        # Imported here: it brings torch, which only a loaded engine may.
+        from magi2.wave import Member, render_wave
+
+        groups = self._loaded().groups
+        by_slot = {request.slot: request for request in requests}
+        slots = [by_slot.get(slot) for slot in range(groups.layout.data_parallel)]
+        own = slots[coordinates(groups.layout, groups.rank).dp]
+
+        def progress(phase: str, step: int, total: int) -> None:
+            report("" if own is None else own.request_id, phase, step, total)
+
+        outcomes: dict[str, Outcome] = {r.request_id: RenderResult(r.output_path) for r in requests}
+        try:
+            members = [None if request is None else Member(*_read(request)) for request in slots]
+            rendered = render_wave(
+                self._loaded(), members, progress=progress, signal=_BySlot(should_stop, by_slot)
+            )
+            if isinstance(rendered, errors.EngineFailure):
+                raise rendered
+            if own is not None:
+                outcomes[own.request_id] = self._finish(own, rendered, report)
+        except errors.EngineFailure as error:
+            fault = _fault_of(error)
+            outcomes |= {r.request_id: fault for r in (requests if own is None else [own])}
+        return outcomes
+
+    def _finish(self, request: RenderRequest, rendered: Rendered | None, report: Report) -> RenderResult:
+        """Write the file; where the clip is another rank's there is none to write."""
+        from magi2.media.mp4 import write_mp4  # pulls torch, which only a loaded engine may
+
+        if rendered is None:
+            return RenderResult(request.output_path)
+        report(request.request_id, "mux", 0, 1)
+        began = time.monotonic()
+        write_mp4(Path(request.output_path), rendered.clip, crf=self._loaded().config.crf)
+        report(request.request_id, "mux", 1, 1)
         stats = asdict(rendered.stats)
         stats["stage_durations"]["mux"] = time.monotonic() - began
         return RenderResult(request.output_path, _rounded(stats))
@@ -133,6 +170,23 @@ class Magi2Engine:
         if self._pipeline is None:
             raise EngineError("the engine is not loaded")
         return self._pipeline
+
+
+class _BySlot:
+    """A stop signal that speaks of slots instead of requests."""
+
+    def __init__(self, signal: StopSignal, requests: Mapping[int, RenderRequest]) -> None:
+        self._signal = signal
+        self._requests = requests
+
+    def __call__(self) -> bool:
+        """Tell whether all requests shall end."""
+        return self._signal()
+
+    def dropped(self) -> frozenset[int]:
+        """Return the slots whose requests were dropped."""
+        names = self._signal.dropped()
+        return frozenset(slot for slot, request in self._requests.items() if request.request_id in names)
 
 
 def refuse_hf_kernels() -> None:
@@ -161,7 +215,6 @@ def layout_of(spec: LoadSpec) -> Layout:
         layout = Layout.from_flags(
             {flag: value for flag, value in spec.layout.items() if flag not in _OTHERS}
         )
-        refuse_absent(layout)
     except errors.LayoutError as error:
         raise errors.LayoutError(f"profile {spec.profile}: {error}") from error
     if layout.warning and spec.rank == 0:

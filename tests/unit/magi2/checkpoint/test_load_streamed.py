@@ -46,8 +46,8 @@ def equal(got: list[Tensor], want: list[Tensor]) -> bool:
 
 
 def aligned(model: Magi2Transformer) -> Magi2Transformer:
-    """Copy the weights out of the mapped file, to where memory is aligned."""
-    for tensor in [*model.parameters(), *model.buffers()]:
+    """Copy the layers' weights out of the mapped file, to where memory is aligned, as flats are."""
+    for tensor in [*model.block.parameters(), *model.block.buffers()]:
         tensor.data = tensor.data.clone()
     return model
 
