@@ -17,7 +17,16 @@ from api.routes.actions import again_for
 from farm import quarantine
 from farm.errors import FarmError, InvalidFieldError, NotFoundError
 from farm.ids import is_id
-from farm.jobs.control import Again, Changes, change_queued, delete_job, quarantine_job, request_cancel, retry
+from farm.jobs.control import (
+    Again,
+    Changes,
+    change_queued,
+    delete_job,
+    quarantine_job,
+    request_cancel,
+    reroute,
+    retry,
+)
 from farm.jobs.job import Job
 from farm.jobs.queries import get_job
 from farm.profiles import Profile
@@ -122,6 +131,17 @@ async def set_priority(change: Change) -> Done:
     return await _on_one(
         change, "job.priority", act, "Moved. One point of priority is a head start of ten minutes."
     )
+
+
+async def move_to(change: Change) -> Done:
+    """Let another profile run a waiting job."""
+    profile = change.services.profiles.get(change.word("profile"))
+
+    def act(conn: Connection, owner: str, job_id: str) -> Job:
+        found = get_job(conn, owner, job_id)
+        return reroute(conn, owner, job_id, again_for(conn, change.services, found, profile, Again()))
+
+    return await _on_one(change, "job.reroute", act, f"Moved to the queue of {profile.name}.")
 
 
 async def put_in_quarantine(change: Change) -> Done:
@@ -247,6 +267,7 @@ CHANGES = (
     change_route("/jobs/{job_id}/retry", retry_one),
     change_route("/jobs/{job_id}/delete", delete),
     change_route("/jobs/{job_id}/priority", set_priority),
+    change_route("/jobs/{job_id}/reroute", move_to),
     change_route("/jobs/{job_id}/quarantine", put_in_quarantine),
     change_route("/jobs/{job_id}/release", release),
     change_route("/queue/{profile}/purge", purge),

@@ -74,6 +74,14 @@ def duration(seconds: float | None) -> str:
     return f"{whole // _DAY} d {hours} h" if hours else f"{whole // _DAY} d"
 
 
+def about(seconds: float) -> str:
+    """Say how long something probably takes, with one unit."""
+    for unit_s, name in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
+        if seconds >= 1.5 * unit_s:
+            return f"{seconds / unit_s:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
 def ago(at: datetime | None) -> str:
     """Say how long something is past, or in how long it will be."""
     if at is None:
@@ -140,7 +148,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (duration, ago, instant, size, percent, number, pretty, brief)
+    filters = (duration, about, ago, instant, size, percent, number, pretty, brief)
     made.filters.update({function.__name__: function for function in filters})
     made.globals.update(
         root=ROOT,

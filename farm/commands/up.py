@@ -47,6 +47,7 @@ def announce(started: Started, state: StateDirectory) -> None:
         result(f"key   {access.key}   (shown this once; kept in {state.access_file})")
     else:
         result(f"key   in {state.access_file}")
+    result(f"admin {access.url}/admin   (make a login: ./magi2-farm admin create NAME)")
     result("try   " + curl_line(access, state))
     result("or    ./magi2-farm submit 'A lighthouse in a storm' -o lighthouse.mp4")
     note(f"Logs in {state.logs}. Ctrl-C stops everything.")

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -134,6 +135,15 @@ class StateDirectory:
         """Return URL and key of the farm of this folder; None before its first start."""
         path = self.access_file
         return Access(**json.loads(path.read_text())) if path.exists() else None
+
+    def keep_variables(self, variables: Mapping[str, str]) -> None:
+        """Remember where the servers of this start are, for commands that use the database themselves."""
+        _write_private(self.path / "variables.json", json.dumps(dict(variables)))
+
+    def variables(self) -> dict[str, str] | None:
+        """Return the settings of the farm that runs, or last ran, here; None before its first start."""
+        path = self.path / "variables.json"
+        return dict(json.loads(path.read_text())) if path.exists() else None
 
     def keep_access(self, access: Access) -> None:
         """Remember URL and key for the command line, readable by this user only."""

@@ -78,6 +78,7 @@ class Supervisor:
         self._start_making_checkpoint()
         variables = self._start_servers(self._state.secrets())
         settings = load_settings(overrides=variables)
+        self._state.keep_variables(variables)
         started = self._prepare(settings)
         environment = {**self._environment, **variables, "MAGI2_CKPT_ROOT": str(self._state.checkpoint)}
         api = self._start_role(API, environment)

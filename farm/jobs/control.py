@@ -25,6 +25,7 @@ from farm.jobs.policy import error_of
 from farm.jobs.queries import get_input
 from farm.jobs.states import RETRYABLE, State
 from farm.jobs.transition import Locked, lock_job, move, record_event
+from farm.outbox import enqueue_doorbell
 from farm.quarantine import Reason
 from magi2.contract import GenerationRequest, wave_key
 
@@ -144,6 +145,37 @@ def change_queued(conn: Connection, account_id: str, job_id: str, changes: Chang
         return found
     named = [name for name in ("priority", "metadata", "expires_in_s") if name in columns]
     return record_event(conn, locked, "changed", {"changed": named}, **columns)
+
+
+def reroute(conn: Connection, account_id: str, job_id: str, to: Again) -> Job:
+    """Let another profile run a job that waits; it keeps its place in the order of priority and age.
+
+    Args:
+        conn: The caller's transaction.
+        account_id: Whose job it is.
+        job_id: Which one.
+        to: The profile, which the caller has checked takes the request, with its time limit and devices.
+
+    Raises:
+        NotFoundError: Unknown, deleted, or of another account.
+        AlreadyStartedError, AlreadyFinishedError: It does not wait any more.
+    """
+    locked = _lock_visible(conn, account_id, job_id)
+    found = locked.job
+    if found.is_finished:
+        raise AlreadyFinishedError(job_id, found.state)
+    if found.is_active:
+        raise AlreadyStartedError(job_id, found.state)
+    # The estimate of GPU-seconds stays: it was promised to the account when the job came.
+    columns: dict[str, Any] = {"profile": to.profile, "requested_profile": to.profile}
+    columns |= {"reuse_key": None, "avoid_group": None}
+    given = {"exec_timeout_s": to.exec_timeout_s, "gpus": to.gpus}
+    columns |= {name: value for name, value in given.items() if value is not None}
+    moved = record_event(
+        conn, locked, "rerouted", {"from": found.profile, "to": to.profile, "why": "operator"}, **columns
+    )
+    enqueue_doorbell(conn, moved.id, moved.profile)
+    return moved
 
 
 def quarantine_job(conn: Connection, job_id: str, by: str, note: str = "") -> Job:

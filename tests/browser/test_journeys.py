@@ -12,6 +12,8 @@ from farm.jobs.states import State
 from tests.browser.conftest import PATIENCE_MS, Visit
 from tests.browser.farm import MARKUP, PASSWORD, PROFILE, LivedFarm
 
+# A busy machine draws slowly; waits are bounded one by one.
+pytestmark = pytest.mark.timeout(900)
 SIZES = pytest.mark.parametrize("size", ["wide", "narrow"])
 GROUP = "render-01-tiny-cpu-0"
 expect.set_options(timeout=PATIENCE_MS)

@@ -12,6 +12,8 @@ from playwright.sync_api import Page
 from tests.browser.conftest import SCREENSHOTS, Visit
 from tests.browser.farm import LivedFarm
 
+# A busy machine draws slowly; waits are bounded one by one.
+pytestmark = pytest.mark.timeout(900)
 PATHS = {
     "overview": "/admin/",
     "queue": "/admin/queue",

@@ -209,6 +209,26 @@ def test_second_supervisor_in_one_folder_is_refused(shared: Up) -> None:
     assert f"process {shared.process.pid}" in second.stderr
 
 
+def test_first_admin_is_made_by_the_command_and_opens_the_dashboard(shared: Up) -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "farm.cli", "admin", "create", "night.shift"],
+        cwd=ROOT,
+        env=shared.environment,
+        input="correct horse battery\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (made.returncode, made.stderr) == (0, "")
+    with client_of(shared.environment) as client:
+        wait_until(lambda: answers(client), "the api", 60)
+        assert f"{client.base_url}/admin".replace("//admin", "/admin") in shared.text()
+        form = {"name": "night.shift", "password": "correct horse battery"}
+        origin = {"Origin": str(client.base_url).rstrip("/")}
+        assert client.post("/admin/login", data=form, headers=origin).status_code == 303
+        assert "<h1>Overview</h1>" in client.get("/admin/").text
+
+
 def test_part_that_is_named_is_used_and_not_started(
     start_up: Callable[..., Up], environment: dict[str, str], database_url: str, redis_url: str
 ) -> None:

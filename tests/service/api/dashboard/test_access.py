@@ -297,6 +297,23 @@ async def test_what_changes_is_written_down_with_before_and_after(farm: Farm) ->
     assert {row.ip for row in rows} == {"127.0.0.1"}
 
 
+async def test_waiting_job_moves_to_a_profile_that_takes_it(farm: Farm) -> None:
+    make_login(farm)
+    job_id = await submitted(farm)
+    async with visitor(farm) as client:
+        moved = await change(client, f"/jobs/{job_id}/reroute", profile="layerwise-1gpu")
+        assert moved.status_code == 303
+        [row] = farm.execute("SELECT profile, exec_timeout_s, gpus, seq FROM job")
+        assert (row.profile, row.gpus, row.seq) == ("layerwise-1gpu", 1, 2)
+        farm.execute("""UPDATE job SET params = jsonb_set(params, '{tier}', '"540p"')""")
+        await change(client, f"/jobs/{job_id}/reroute", profile="tiny-cpu")
+        shown = await client.get("/admin/queue")
+    assert "Not done." in shown.text
+    assert farm.execute("SELECT profile FROM job")[0].profile == "layerwise-1gpu"
+    [entry] = entries(farm, "job.reroute")
+    assert (entry.before["profile"], entry.after["profile"]) == ("tiny-cpu", "layerwise-1gpu")
+
+
 async def test_refused_change_says_why_and_writes_nothing(farm: Farm) -> None:
     make_login(farm)
     job_id = await submitted(farm)

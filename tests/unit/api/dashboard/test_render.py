@@ -8,7 +8,7 @@ import pytest
 
 from api.dashboard import charts
 from api.dashboard.access import safe_path
-from api.dashboard.render import ago, brief, duration, fragment, percent, size, with_query
+from api.dashboard.render import about, ago, brief, duration, fragment, percent, size, with_query
 from farm.clock import now
 
 DASHBOARD = Path(__file__).parents[4] / "api" / "dashboard"
@@ -88,6 +88,7 @@ def test_durations_and_sizes_are_short() -> None:
     assert ago(now() - timedelta(minutes=3)) == "3 min ago"
     assert ago(now() + timedelta(hours=1, seconds=1)).startswith("in ")
     assert ago(None) == "never"
+    assert [about(value) for value in (11, 75, 5_000, 300_000)] == ["11 s", "75 s", "83 min", "3 d"]
 
 
 def test_long_text_is_cut_where_it_is_one_line_of_many() -> None:

@@ -45,3 +45,11 @@ def test_access_is_kept_private(tmp_path: Path) -> None:
     assert StateDirectory(tmp_path).access() == Access("http://127.0.0.1:1", "mk_live_x")
     assert state.header_file.read_text() == "Authorization: Bearer mk_live_x\n"
     assert {mode_of(state.access_file), mode_of(state.header_file)} == {0o600}
+
+
+def test_variables_of_the_servers_are_kept_private(tmp_path: Path) -> None:
+    state = StateDirectory(tmp_path)
+    assert state.variables() is None
+    state.keep_variables({"DATABASE_URL": "postgresql://farm:secret@127.0.0.1/farm"})
+    assert StateDirectory(tmp_path).variables() == {"DATABASE_URL": "postgresql://farm:secret@127.0.0.1/farm"}
+    assert mode_of(tmp_path / "variables.json") == 0o600
