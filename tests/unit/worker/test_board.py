@@ -71,6 +71,16 @@ def test_answers_of_another_run_are_dropped(board):
     assert board.look(run) == ([], None, False)
 
 
+def test_defect_08_reply_of_a_wave_that_is_over_is_never_taken_for_the_next_one(board):
+    board.begin(Run("first", ["a"]))
+    board.begin(second := Run("second", ["a"]))
+    board.take(0, result("first", a=GOOD))
+    board.take(1, {"type": "done", "token": "first", "outcomes": {}})
+    assert board.look(second)[1] is None
+    board.take(0, result("second", a=BAD))
+    assert isinstance(board.look(second)[1]["a"], EngineError)
+
+
 def test_newest_report_is_handed_out_once(board):
     run = Run("t", ["a"])
     board.begin(run)
