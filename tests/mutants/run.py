@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.mutants.mutant import Mutant
 from tests.mutants.queue import QUEUE
+from tests.mutants.tenants import TENANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("api", "farm", "worker", "magi2", "kernels", "migrations", "tests", "clients", "docs")
@@ -273,7 +274,8 @@ def main() -> int:
     parser.add_argument("--area", choices=("api", "queue"), help="only mutants of this part")
     options = parser.parse_args()
     word = options.k
-    known = {"api": MUTANTS, "queue": QUEUE, None: (*MUTANTS, *QUEUE)}[options.area]
+    of_api = (*MUTANTS, *TENANTS)
+    known = {"api": of_api, "queue": QUEUE, None: (*of_api, *QUEUE)}[options.area]
     mutants = [mutant for mutant in known if word in f"{mutant.rule} {mutant.what} {mutant.path}"]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Path(folder)
