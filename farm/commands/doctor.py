@@ -28,6 +28,7 @@ from farm.commands.exits import CommandError, Exit
 from farm.commands.parsers import Subcommands
 from farm.db import schema
 from farm.db.session import make_engine
+from farm.groups import list_groups
 from farm.profiles import load_profiles
 from farm.settings import Settings, load_settings
 from farm.storage import CLOCK_REFUSE_S, CLOCK_WARN_S, ObjectStore, StorageError
@@ -111,6 +112,24 @@ def check_database(settings: Settings) -> Finding:
     return Finding("database", True, f"PostgreSQL {version}, schema {current}")
 
 
+def check_groups(settings: Settings) -> Finding:
+    """Name the groups that are sick, and why their agents say so."""
+    engine = make_engine(settings, application="cli")
+    try:
+        with engine.connect() as conn:
+            found = list_groups(conn, with_gone=False)
+    except SQLAlchemyError as error:
+        return Finding("groups", True, f"not checked: {type(error).__name__}")
+    finally:
+        engine.dispose()
+    sick = [group for group in found if group.state == "sick" and group.is_live]
+    if sick:
+        told = "; ".join(f"{group.id} on {group.host}: {group.stats.get('sick_reason')}" for group in sick)
+        fix = "mend what it names, then: magi2-farm groups restart ID"
+        return Finding("groups", False, f"sick: {told}", fix)
+    return Finding("groups", True, f"{sum(group.is_live for group in found)} live, none sick")
+
+
 def check_broker(settings: Settings) -> Finding:
     """Read the eviction policy: with any other than noeviction, doorbells vanish under load."""
     try:
@@ -186,6 +205,7 @@ def check_layouts(settings: Settings) -> Finding:
 
 CHECKS: tuple[Callable[[Settings], Finding], ...] = (
     check_database,
+    check_groups,
     check_broker,
     check_store,
     check_store_clock,

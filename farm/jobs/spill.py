@@ -1,8 +1,8 @@
 """Move waiting jobs to another profile: where theirs is served by nobody, or where a wave cannot be filled.
 
 Where a job may go is said by `profiles.yaml` (`spill`, and `auto` for jobs that asked for it); it never goes
-to a profile whose caps refuse it, that is paused, or that no idle or busy group serves. An operator may send
-a job anywhere that takes it. Every move is an event, `rerouted`.
+to a profile whose caps refuse it, that is paused, or that no idle or busy group serves. Every move is an
+event, `rerouted`. An operator's own reroute is in `farm/jobs/control.py`.
 """
 
 from collections.abc import Iterable
@@ -13,16 +13,15 @@ from sqlalchemy import Connection, select
 
 from farm.clock import db_now, db_seconds
 from farm.db.tables import job, worker_group
-from farm.errors import AlreadyFinishedError, AlreadyStartedError, InvalidFieldError, NotFoundError
 from farm.groups import FRESH_S
 from farm.jobs.job import Job
 from farm.jobs.states import State
-from farm.jobs.transition import Locked, lock_job, record_event
+from farm.jobs.transition import Locked, record_event
 from farm.outbox import enqueue_doorbell
 from farm.profile_control import list_controls, paused_profiles
 from farm.profiles import Profile, Profiles
 from farm.waves import ALONE_AFTER, forming_waves
-from magi2.contract import GenerationRequest, problems_of
+from magi2.contract import GenerationRequest
 
 log = structlog.get_logger(__name__)
 
@@ -71,29 +70,6 @@ def spill_unfilled(conn: Connection, profiles: Profiles, *, limit: int = LIMIT) 
         )
         num_moved += _move_all(conn, profiles, conn.execute(waiting).scalars(), usable, UNFILLED)
     return num_moved
-
-
-def reroute_job(conn: Connection, job_id: str, profiles: Profiles, to: str, by: str) -> Job:
-    """Send one waiting job to a profile, whoever serves it; an operator's act on any account.
-
-    Raises:
-        NotFoundError: There is no such job.
-        AlreadyStartedError, AlreadyFinishedError: It does not wait any more.
-        InvalidFieldError: There is no such profile, or its caps refuse the job.
-    """
-    target = profiles.get(to)
-    locked = lock_job(conn, job_id)
-    if locked is None:
-        raise NotFoundError(job_id)
-    if locked.job.is_finished:
-        raise AlreadyFinishedError(job_id, locked.job.state)
-    if locked.job.is_active:
-        raise AlreadyStartedError(job_id, locked.job.state)
-    problems = problems_of(GenerationRequest.from_json(locked.job.params), target.limits())
-    if problems:
-        text = "; ".join(problem.message for problem in problems)
-        raise InvalidFieldError("profile", f"{job_id} cannot run on {to}: {text}")
-    return _move(conn, locked, profiles, target, by)
 
 
 def usable_profiles(conn: Connection) -> set[str]:

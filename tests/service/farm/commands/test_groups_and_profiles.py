@@ -8,6 +8,7 @@ import pytest
 from farm import audit, groups, profile_control
 from farm.audit import AuditQuery
 from farm.cli import main
+from farm.commands.doctor import check_groups
 from farm.settings import SHIPPED_PROFILES
 
 
@@ -76,6 +77,16 @@ def test_a_profile_is_paused_and_resumed(driver, capsys):
     assert [action for _, action, _ in actions(driver)] == ["profile.resume", "profile.pause"]
     assert main(["profiles", "pause", "tiny"]) == 2
     assert "tiny-cpu" in capsys.readouterr().err
+
+
+def test_doctor_names_a_sick_group_and_why(driver, group, settings):
+    assert check_groups(settings).is_ok
+    driver.run(
+        groups.heartbeat, group, f"boot-of-{group}", "sick", None, {"sick_reason": "device 1 is missing"}
+    )
+    finding = check_groups(settings)
+    assert not finding.is_ok
+    assert f"{group} on host: device 1 is missing" in finding.message
 
 
 @pytest.mark.usefixtures("settings")

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from farm import groups, profile_control
-from farm.errors import AlreadyStartedError, InvalidFieldError, NotFoundError
-from farm.jobs.spill import reroute_job, spill_unfilled, spill_unserved
+from farm.jobs.spill import spill_unfilled, spill_unserved
 from farm.jobs.states import State
 from farm.profiles import load_profiles
 from farm.settings import SHIPPED_PROFILES
@@ -77,19 +76,6 @@ def test_a_full_wave_does_not_spill(driver, profiles):
     for _ in range(4):
         waits(driver, "dlo-dp4", requested_profile="dlo-dp4")
     assert driver.run(spill_unfilled, profiles) == 0
-
-
-def test_an_operator_sends_a_waiting_job_anywhere_that_takes_it(driver, profiles):
-    job = driver.submit(request=LARGE, profile="sp4", requested_profile="sp4")
-    assert driver.run(reroute_job, job.id, profiles, "dlo-sp4", "op").profile == "dlo-sp4"
-    assert driver.events(job.id)[-1].data["why"] == "op"
-    with pytest.raises(InvalidFieldError, match="cannot run on tiny-cpu"):
-        driver.run(reroute_job, job.id, profiles, "tiny-cpu", "op")
-    with pytest.raises(NotFoundError):
-        driver.run(reroute_job, "video_none", profiles, "sp4", "op")
-    driver.claim(profile="dlo-sp4")
-    with pytest.raises(AlreadyStartedError):
-        driver.run(reroute_job, job.id, profiles, "sp4", "op")
 
 
 @pytest.mark.parametrize("state", ["sick", "draining", "gone"])
