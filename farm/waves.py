@@ -12,8 +12,10 @@ from typing import Any
 from sqlalchemy import Connection, Float, extract, func, select, update
 
 from farm.clock import db_now
+from farm.db.session import after_commit
 from farm.db.tables import job, job_attempt, wave
 from farm.jobs.states import State
+from farm.metrics.moves import count_late_ghosts
 from farm.profile_control import Control, Fill, list_controls
 
 ALONE_AFTER = 2  # a job that was in so many crashed waves runs its next attempt alone
@@ -116,8 +118,14 @@ def num_ghosts(conn: Connection, since: datetime) -> int:
 def end_wave(conn: Connection, wave_id: str, outcome: str, num_ghosts: int) -> None:
     """Record how a wave ended and how many slots were ghosts by then; a second word changes nothing."""
     row = (wave.c.id == wave_id) & wave.c.ended_at.is_(None)
+    formed = conn.execute(
+        select(wave.c.profile, wave.c.num_ghosts).where(row).with_for_update()
+    ).one_or_none()
+    if formed is None:
+        return
     values: dict[str, Any] = {"outcome": outcome, "ended_at": db_now(), "num_ghosts": num_ghosts}
     conn.execute(update(wave).where(row).values(**values))
+    after_commit(conn, lambda: count_late_ghosts(formed.profile, num_ghosts - formed.num_ghosts))
 
 
 def slots_to_fill(control: Control, num_slots: int) -> int:

@@ -28,6 +28,7 @@ from farm.jobs.claim import claim
 from farm.jobs.job import Claimed
 from farm.jobs.policy import Failure, FailureKind
 from farm.jobs.wave_claim import ClaimedWave, claim_wave
+from farm.metrics.families import DOORBELLS
 from farm.profiles import Profile, Profiles
 from farm.progress import ProgressPublisher
 from farm.settings import Settings
@@ -139,6 +140,7 @@ class Agent:
         self._sickness = ""
         self._is_paused = False
         self._is_busy = False
+        self._was_rung = False
         self._was_started = False
         self._tools = self._make_tools()
 
@@ -155,6 +157,7 @@ class Agent:
     def ring(self, job_id: str, profile: str) -> None:
         """Wake the loop; called by the task, from any thread, and returns at once."""
         log.debug("doorbell", job_id=job_id, profile=profile)
+        self._was_rung = True
         self._wake.set()
 
     def drain(self, *, now: bool = False) -> None:
@@ -420,9 +423,16 @@ class Agent:
         except SQLAlchemyError as error:
             log.warning("claim_failed", err=type(error).__name__)
             return False
+        self._count_doorbell(is_claimed=claimed is not None)
         if claimed is not None:
             self.run_job(claimed, Lease(claimed, sent_at))
         return claimed is not None
+
+    def _count_doorbell(self, *, is_claimed: bool) -> None:
+        """Count a ring by what the claim after it found; several rings before one claim are one."""
+        if self._was_rung:
+            self._was_rung = False
+            DOORBELLS.labels("claimed" if is_claimed else "empty").inc()
 
     def _take_wave(self) -> bool:
         """Claim a wave and work on it; False if none is ready."""
@@ -438,6 +448,7 @@ class Agent:
         except SQLAlchemyError as error:
             log.warning("claim_failed", err=type(error).__name__)
             return False
+        self._count_doorbell(is_claimed=wave is not None)
         if wave is not None:
             self.run_wave(wave, [Lease(claimed, sent_at) for claimed in wave.members])
         return wave is not None

@@ -23,6 +23,7 @@ from farm.groups import Group
 from farm.jobs import lifecycle
 from farm.jobs.job import Beat, Claimed, Rules
 from farm.jobs.phases import Progress
+from farm.metrics.moves import count_fenced
 
 log = structlog.get_logger(__name__)
 
@@ -182,6 +183,7 @@ class Heartbeat:
                 conn, lease.job_id, lease.epoch, self._group.id, lease.progress, rules=self._rules
             )
         if answer is None:
+            count_fenced(self._group.profile)
             lease.lose("the database has given the job to somebody else or ended it")
         else:
             lease.renew(sent_at, answer)

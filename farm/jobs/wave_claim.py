@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, text
 
+from farm.db.session import after_commit
 from farm.db.tables import wave
 from farm.ids import new_id
 from farm.jobs.claim import (
@@ -28,6 +29,7 @@ from farm.jobs.claim import (
 )
 from farm.jobs.job import DEFAULT_RULES, Claimed, Job, Rules
 from farm.jobs.transition import Locked
+from farm.metrics.moves import count_wave
 from farm.profile_control import Control, get_control
 from farm.waves import ALONE_AFTER, slots_to_fill
 
@@ -218,6 +220,7 @@ def _start_all(conn: Connection, choice: Choice, locked: Sequence[Locked], group
         "waited_s": round(max(0.0, choice.waited_s)),
     }
     conn.execute(insert(wave).values(**row))
+    after_commit(conn, lambda: count_wave(group.profile, group.num_slots - len(locked), choice.waited_s))
     started: dict[str, Job] = {
         held.job.id: start(conn, held, group.id, group.boot_id, group.rules, wave_id=wave_id)
         for held in locked

@@ -30,6 +30,18 @@ def count_fenced(profile: str) -> None:
     of.FENCED.labels(profile).inc()
 
 
+def count_wave(profile: str, num_ghosts: int, waited_s: float) -> None:
+    """Count a wave when it is formed."""
+    of.WAVES.labels(profile).inc()
+    of.WAVE_GHOSTS.labels(profile).inc(num_ghosts)
+    of.WAVE_WAIT.labels(profile).observe(max(0.0, waited_s))
+
+
+def count_late_ghosts(profile: str, num_ghosts: int) -> None:
+    """Count slots that lost their job after their wave was formed."""
+    of.WAVE_GHOSTS.labels(profile).inc(max(0, num_ghosts))
+
+
 def _count_end_of_attempt(profile: str, failure: str | None) -> None:
     if failure == FailureKind.AGENT_LOST:
         of.LEASE_LOST.labels(profile).inc()

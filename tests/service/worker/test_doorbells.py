@@ -9,6 +9,7 @@ import redis
 
 from farm.doorbell import DoorbellError, make_celery, publish_doorbell, queue_of
 from farm.jobs.states import State
+from farm.metrics.families import REGISTRY
 from tests.service.worker.harness import PROFILE, chaos, is_alive, wait_until
 from worker.consumer import DoorbellConsumer
 
@@ -55,6 +56,20 @@ def test_message_names_a_job_and_carries_nothing_of_it(bench, publisher, client)
     assert len(body) < 500
     assert "secret recipe" not in text
     assert "secret recipe" not in body.decode()
+
+
+def test_rings_are_counted_by_what_the_claim_found(bench, start_agent):
+    def counted(result):
+        return REGISTRY.get_sample_value("magi2_doorbells_total", {"result": result})
+
+    agent = start_agent(poll_s=NEVER_S)
+    empty, claimed = counted("empty"), counted("claimed")
+    agent.agent.ring("video_gone", PROFILE)
+    wait_until(lambda: counted("empty") == empty + 1, "an empty ring")
+    job = bench.submit()
+    agent.agent.ring(job.id, PROFILE)
+    bench.wait(job, State.SUCCEEDED)
+    assert counted("claimed") == claimed + 1
 
 
 def test_ring_is_answered_and_acknowledged_at_once(publisher, client, start_consumer):

@@ -11,6 +11,7 @@ from farm.jobs.job import Rules
 from farm.jobs.policy import Failure, FailureKind
 from farm.jobs.states import State
 from farm.jobs.wave_claim import claim_wave
+from farm.metrics.families import REGISTRY
 from tests.job_rows import REQUEST
 from tests.service.driver import PROFILE, RESULT, in_threads
 
@@ -151,6 +152,23 @@ def test_a_paused_profile_is_claimed_by_nobody_until_it_is_resumed(driver):
     assert (driver.claim(), driver.claim_wave()) == (None, None)
     driver.run(profile_control.resume_profile, PROFILE, "op")
     assert ids(driver.claim_wave()) == jobs
+
+
+def test_waves_their_wait_and_their_ghosts_are_counted_once(driver):
+    def counted():
+        return [
+            REGISTRY.get_sample_value(f"magi2_wave{name}", {"profile": PROFILE}) or 0.0
+            for name in ("s_total", "_ghosts_total", "_wait_seconds_count")
+        ]
+
+    before = counted()
+    for _ in range(4):
+        driver.submit()
+    wave = driver.claim_wave()
+    assert [new - old for new, old in zip(counted(), before, strict=True)] == [1, 0, 1]
+    driver.run(waves.end_wave, wave.id, "ended", 1)
+    driver.run(waves.end_wave, wave.id, "crashed", 4)
+    assert [new - old for new, old in zip(counted(), before, strict=True)] == [1, 1, 1]
 
 
 def test_members_of_a_wave_end_each_in_their_own_way(driver):
