@@ -80,6 +80,8 @@ def rank_environment(
         if name not in AGENT_ONLY_NAMES and not name.startswith(AGENT_ONLY_PREFIXES)
     }
     return kept | {
+        # Numbered as the driver numbers them: NVML must look at the very device that the rank uses.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": str(devices[rank]) if devices else "",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

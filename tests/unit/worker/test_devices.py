@@ -63,6 +63,7 @@ def test_rank_keeps_the_engines_names_and_loses_the_agents():
         "MAGI2_CKPT_ROOT": "/weights",
         "MAGI2_FLASH_ATTN_VERSION": "3",
         "MAGI2_DETERMINISTIC": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "5555",
