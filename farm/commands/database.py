@@ -33,6 +33,7 @@ def add_to(subcommands: Subcommands) -> None:
     creating = verbs.add_parser("create", help="make a key and print it, once")
     creating.add_argument("--name", default="", help="what it is for")
     creating.add_argument("--scope", action="append", choices=SCOPES, help="may be given several times")
+    creating.add_argument("--admin", action="store_true", help="every scope, those of administrators too")
     creating.set_defaults(run=run_create)
     listing = verbs.add_parser("list", help="all keys of the account")
     listing.set_defaults(run=run_list)
@@ -82,12 +83,14 @@ def run_migrate(arguments: argparse.Namespace) -> int:
 
 def run_create(arguments: argparse.Namespace) -> int:
     """Make a key."""
+    if arguments.admin and arguments.scope:
+        raise CommandError("--admin means every scope; leave --scope out", Exit.USAGE)
     with database() as (engine, settings):
         if settings.key_pepper is None:
             raise CommandError("FARM_KEY_PEPPER is not set: keys could not be checked", Exit.USAGE)
         with unit_of_work(engine) as conn:
             account_id = ensure_account(conn, arguments.account)
-            scopes = tuple(arguments.scope or USER_SCOPES)
+            scopes = SCOPES if arguments.admin else tuple(arguments.scope or USER_SCOPES)
             key = create_key(conn, account_id, settings.key_pepper, name=arguments.name, scopes=scopes)
     note("This is the only time that the key is shown:")
     if arguments.json:

@@ -11,7 +11,10 @@ from farm.commands.exits import CommandError, Exit
 from farm.commands.parsers import Subcommands
 from farm.commands.progress import ProgressLines
 
-_FIELDS = ("size", "resolution", "seed", "output_width", "output_height", "profile", "priority", "webhook")
+_FIELDS = (
+    *("size", "resolution", "seed", "output_width", "output_height", "profile", "priority", "acceleration"),
+    "webhook",
+)
 
 
 def add_to(subcommands: Subcommands) -> None:
@@ -27,6 +30,7 @@ def add_to(subcommands: Subcommands) -> None:
     parser.add_argument("--output-height", type=int, help="final height; with --output-width")
     parser.add_argument("--profile", help="how to run it (default: auto)")
     parser.add_argument("--priority", help="low, normal or high")
+    parser.add_argument("--acceleration", help="off or cache_dit, where the profile allows it")
     parser.add_argument("--webhook", help="URL that gets one signed POST at the end")
     parser.add_argument("--wait", action="store_true", help="show progress until the job is finished")
     parser.add_argument("--timeout", type=float, help="with --wait: give up after this many seconds")

@@ -5,7 +5,7 @@ import json
 import psycopg
 import pytest
 
-from farm.accounts import authenticate
+from farm.accounts import SCOPES, authenticate
 from farm.cli import main
 from farm.db.session import make_engine, unit_of_work
 from farm.settings import Settings
@@ -53,6 +53,12 @@ def test_created_key_opens_until_it_is_revoked(
         assert authenticate(conn, key, settings.key_pepper) is None
     assert main(["key", "revoke", "--account", "studio", listed["id8"]]) == 2
     engine.dispose()
+
+
+def test_key_of_an_administrator_has_every_scope(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["key", "create", "--admin", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["scopes"]) == set(SCOPES)
+    assert main(["key", "create", "--admin", "--scope", "videos:read"]) == 2
 
 
 def test_keys_of_another_account_are_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
