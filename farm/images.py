@@ -180,7 +180,8 @@ def _check_header(width: int, height: int, num_frames: int) -> None:
         most = f"at most {MAX_PIXELS // 1_000_000} megapixels and {MAX_SIDE} pixels a side are accepted"
         raise _RefusedError("too_large", f"the image is {width}x{height}; {most}")
     if min(width, height) < MIN_IMAGE_SIDE:
-        raise _RefusedError("too_small", f"the image must be at least {MIN_IMAGE_SIDE}x{MIN_IMAGE_SIDE}")
+        least = f"the image must be at least {MIN_IMAGE_SIDE}x{MIN_IMAGE_SIDE}"
+        raise _RefusedError("too_small", f"{least} (got {width}x{height})")
     if num_frames > 1:
         raise _RefusedError("undecodable", f"it holds {num_frames} frames or pages; send one still image")
 

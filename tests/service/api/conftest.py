@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import io
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -31,6 +33,7 @@ from farm.settings import Settings
 from farm.storage import ObjectStore, output_key
 from magi2.contract import CONTRACT_VERSION
 
+ROOT = Path(__file__).parents[3]
 PROFILE = "tiny-cpu"
 SUBMIT = {"prompt": "A red fox walks through fresh snow.", "size": "448x256", "num_inference_steps": 4}
 CLIP = bytes(range(256)) * 40
@@ -168,6 +171,31 @@ def serve(farm: Farm) -> Iterator[Callable[..., Served]]:
         server.should_exit = True
         thread.join(20)
         assert not thread.is_alive()
+
+
+@pytest.fixture
+def api_process(
+    farm: Farm, farm_environment: dict[str, str], tmp_path: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the api as a process of its own, ready, on the port of `FARM_API_PORT`."""
+    del farm
+    with (tmp_path / "api.log").open("wb") as log:
+        running = subprocess.Popen(
+            [sys.executable, "-m", "api"], cwd=ROOT, env=farm_environment, stdout=log, stderr=log
+        )
+    try:
+        url = f"http://127.0.0.1:{farm_environment['FARM_API_PORT']}/readyz"
+        with httpx.Client(timeout=60, trust_env=False) as client:
+            is_ready = False
+            while not is_ready:
+                assert running.poll() is None, (tmp_path / "api.log").read_text()
+                time.sleep(0.1)
+                with contextlib.suppress(httpx.TransportError):
+                    is_ready = client.get(url).status_code == 200
+        yield running
+    finally:
+        running.kill()
+        running.wait()
 
 
 def image_bytes(kind: str = "PNG", size: tuple[int, int] = (96, 64)) -> bytes:
