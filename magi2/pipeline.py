@@ -162,13 +162,18 @@ class Magi2Pipeline:
     def _load_transformer(self, folder: Path, model: ModelConfig) -> Magi2Transformer:
         if not self.groups.layout.is_streamed:
             return load_transformer(folder, model, device=self.device, groups=self.groups)
-        placement = Placement(num_resident=as_count(self.groups.layout.resident_blocks))
-        if self.device.type == "cuda":
-            placement = place(model, self.groups.layout, device_bytes=self._least_free())
+        placement = self._placement(model)
         streaming = Streaming(
             placement.stream_by, placement.num_resident, shared_folder=shared_folder(self.device)
         )
         return load_streamed(folder, model, streaming, device=self.device, groups=self.groups)
+
+    def _placement(self, model: ModelConfig) -> Placement:
+        """Choose how layers are streamed, equally on all ranks; what fits the largest clip fits all."""
+        layout = self.groups.layout
+        if self.device.type != "cuda":
+            return Placement(num_resident=as_count(layout.resident_blocks))
+        return place(model, layout, device_bytes=self._least_free())
 
     def _least_free(self) -> int:
         """Return what the fullest device of all ranks has free."""
@@ -190,7 +195,8 @@ class Magi2Pipeline:
         # An encoder that does not fit is streamed.
         staged, stream_by = min(stored, STREAMED_TEXT_BYTES), BY_LAYER
         if layout.is_streamed:
-            stream_by = place(model, layout, tier=smallest, device_bytes=least, staged_bytes=staged).stream_by
+            chosen = self._placement(model)
+            stream_by, layout = chosen.stream_by, replace(layout, resident_blocks=chosen.num_resident)
         needed = plan(
             model, layout, tier=smallest, staged_bytes=staged, auxiliary_bytes=stored, stream_by=stream_by
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -96,7 +97,7 @@ def load_streamed(
     masters = Masters(runtime, memory, work.plan.streamed, groups.weights.size)
     agree_on_budget(
         groups.world,
-        pinned_bytes=masters.nbytes,
+        pinned_bytes=masters.missing_bytes,
         scratch_bytes=work.plan.largest_block,
         free_bytes=available_host_bytes(),
     )
@@ -199,7 +200,14 @@ class _Loading:
     def open_memory(self, key: str) -> HostMemory:
         """Return memory for the masters: shared if it was asked for and there is room."""
         folder = self._streaming.shared_folder
-        return PrivateMemory() if folder is None else SharedMemory(folder, key)
+        if folder is None:
+            return PrivateMemory()
+        shared = SharedMemory(folder, key)
+        needed = Masters(self._runtime, shared, self.plan.streamed, self._groups.weights.size).missing_bytes
+        if needed <= shutil.disk_usage(folder).free:
+            return shared
+        shared.close()
+        return PrivateMemory()
 
     def read(self, reader: _Reader, masters: Masters, memory: HostMemory) -> None:
         """Read what lies outside the layers, the layers that stay, and the masters."""

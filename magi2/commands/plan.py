@@ -13,7 +13,7 @@ from magi2.commands.layout_flags import add_layout_flags, layout_of
 from magi2.config import ModelConfig
 from magi2.contract import DEFAULT_TIER, TIERS
 from magi2.parallel.layout import Layout, check
-from magi2.parallel.memory import GIB, MemoryPlan, check_memory, plan, released_plan
+from magi2.parallel.memory import BY_LAYER, GIB, MemoryPlan, check_memory, place, plan, released_plan
 
 USUAL = (
     Layout(),
@@ -61,6 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"layout {layout}: {layout.world} {'rank' if layout.world == 1 else 'ranks'}, {arguments.resolution}")
     for name, value in needed.table():
         say(f"  {name:<34} {value:8.2f} GiB")
+    if layout.is_streamed and device_bytes is not None:
+        chosen = place(model, layout, tier=arguments.resolution, device_bytes=device_bytes)
+        unit = "layer" if chosen.stream_by == BY_LAYER else "MoE head"
+        say(f"  streamed by {unit}; {chosen.num_resident} of {model.num_layers} layers stay on the device")
     if layout.warning:
         note(f"magi2: {layout.warning}")
     check_memory(

@@ -120,6 +120,12 @@ class Masters:
         """Bytes of the masters of this rank."""
         return sum(extent.nbytes for extent in self._extents.values())
 
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes of those blocks that nobody has written yet."""
+        missing = (e for block, e in self._extents.items() if self._memory.digest_of(block) is None)
+        return sum(extent.nbytes for extent in missing)
+
     def open_block(self, block: int) -> dict[tuple[int, torch.dtype], Tensor]:
         """Return the writable flats of a block's pieces, by piece and dtype."""
         extent = self._extents[block]

@@ -314,7 +314,8 @@ def released_plan(layout: Layout, *, tier: str = DEFAULT_TIER, device_bytes: int
         return plan(model, layout, tier=tier)
     stream_by = BY_LAYER
     if layout.is_streamed:
-        stream_by = place(model, layout, tier=tier, device_bytes=device_bytes).stream_by
+        chosen = place(model, layout, tier=tier, device_bytes=device_bytes)
+        stream_by, layout = chosen.stream_by, replace(layout, resident_blocks=chosen.num_resident)
     return plan(model, layout, tier=tier, staged_bytes=STREAMED_TEXT_BYTES, stream_by=stream_by)
 
 

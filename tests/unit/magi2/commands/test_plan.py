@@ -36,6 +36,22 @@ def test_layout_that_cannot_work_is_refused(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("device_gib", "said"),
+    [
+        (16, "streamed by MoE head; 0 of 40 layers stay"),
+        (48, "streamed by layer; 4 of 40 layers stay"),
+        (139, "streamed by layer; 21 of 40 layers stay"),
+    ],
+)
+def test_streamed_layout_uses_the_device_that_is_named(
+    capsys: pytest.CaptureFixture[str], device_gib: int, said: str
+) -> None:
+    words = ["plan", "--layerwise", "--resident-blocks", "auto", "--resolution", "272p"]
+    assert main([*words, "--device-memory", str(device_gib), "--host-memory", "400"]) == 0
+    assert said in capsys.readouterr().out
+
+
 def test_unqualified_world_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--ulysses", "6"]) == 0
     assert "--ulysses 6 is unqualified: 6 ranks" in capsys.readouterr().err
