@@ -46,4 +46,4 @@ def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
-PAGES = (Page("/", "overview", "overview", load, regions=("warnings", "totals", "profiles")),)
+PAGES = (Page("/", "overview", "overview", load, regions=("warnings", "totals", "profiles"), every_s=3.0),)

@@ -409,6 +409,7 @@ webhook_delivery = Table(
         postgresql_where=text("status = 'pending'"),
     ),
     Index("ix_webhook_delivery_leased", "lease_until", postgresql_where=text("status = 'leased'")),
+    Index("ix_webhook_delivery_dead", "endpoint_id", postgresql_where=text("status = 'dead'")),
     postgresql_with=_BUSY,
 )
 

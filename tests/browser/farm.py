@@ -64,6 +64,25 @@ def clip_bytes() -> bytes:
     return buffer.getvalue()
 
 
+def stats_of(state: str) -> dict[str, Any]:
+    """Return what an agent says of four devices (`worker/health.py`)."""
+    problem = "device 3: 2 uncorrectable memory errors" if state == "sick" else ""
+    devices = [
+        {
+            "index": index,
+            "name": "NVIDIA H200",
+            "memory_used_bytes": (30 + 35 * index) << 30,
+            "memory_total_bytes": 141 << 30,
+            "utilization_percent": 97 if state == "busy" else 0,
+            "temperature_c": 61,
+            "throttling": ["sw_thermal"] if index == 2 else [],
+            "problem": problem if index == 3 else "",
+        }
+        for index in range(4)
+    ]
+    return {"devices": devices, "problem": problem, "utilization_1h": 71.5, "busy_1h": 0.83, "restarts": 2}
+
+
 def jpeg_bytes() -> bytes:
     buffer = io.BytesIO()
     Image.linear_gradient("L").resize((448, 256)).convert("RGB").save(buffer, "JPEG")
@@ -195,7 +214,8 @@ class LivedFarm:
             for number in range(2, 5):
                 name = f"render-0{number}-sp4-0123"
                 register(conn, Group(name, f"render-0{number}.example", "sp4", "0,1,2,3", "boot-1"))
-                heartbeat(conn, name, "boot-1", ("ready", "busy", "sick")[number - 2], {"engine": "magi2"})
+                state = ("ready", "busy", "sick")[number - 2]
+                heartbeat(conn, name, "boot-1", state, {"engine": "magi2"}, stats_of(state))
             set_wanted_state(conn, "render-02-sp4-0123", Wish.DRAINING, "admin:alice")
             pause_profile(conn, "dlo-dp4", "admin:alice", "new weights are copied")
             ensure_account(conn, "an account with quite a long name that goes on and on")
