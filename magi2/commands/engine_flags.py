@@ -14,7 +14,7 @@ from pathlib import Path
 
 from magi2.commands.checkpoint_folder import checkpoint_folder
 from magi2.commands.console import note
-from magi2.commands.layout_flags import add_layout_flags, cache_of, layout_of
+from magi2.commands.layout_flags import add_layout_flags, cache_of, layout_of, profile_row
 from magi2.config import DTYPES, EngineConfig, Launch, engine_environment, read_launch
 from magi2.contract import Problem
 from magi2.errors import InvalidInput, LayoutError
@@ -35,7 +35,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.add_argument("--checkpoint", metavar="DIR", type=Path, help="default: MAGI2_CKPT_ROOT")
     parser.add_argument("--device", help="as torch spells it (default: cuda if there is one, else cpu)")
-    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of the large matrices")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help=f"of the large matrices (default: the profile's, else {DTYPES[0]})"
+    )
     parser.add_argument(
         "--deterministic",
         action="store_true",
@@ -58,10 +60,11 @@ def read_setup(arguments: argparse.Namespace) -> Setup:
     """
     root, launch = checkpoint_folder(arguments.checkpoint), _launch()
     layout = _layout(arguments, root, launch)
+    profile = profile_row(arguments.profile) if arguments.profile else {}
     engine = EngineConfig(
         checkpoint=root,
         device=_device(arguments.device, launch),
-        dtype=arguments.dtype,
+        dtype=arguments.dtype or profile.get("dtype", DTYPES[0]),
         deterministic=is_deterministic(arguments),
         cache=cache_of(arguments),
     )

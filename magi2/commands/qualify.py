@@ -92,7 +92,7 @@ def _qualify(arguments: argparse.Namespace, setup: Setup, groups: Groups, wanted
     from magi2.pipeline import Magi2Pipeline  # as above
 
     folder, records = arguments.output / arguments.profile, None
-    if groups.is_output:
+    if groups.rank == 0:
         records = Records(folder, _identity(arguments.profile, setup))
         for each in filter(records.has, wanted):
             note(f"{each.name} is recorded already")
@@ -111,7 +111,7 @@ def _qualify(arguments: argparse.Namespace, setup: Setup, groups: Groups, wanted
                     say(records.add(each, figures | {"load_s": load_s}))
         finally:
             pipeline.close()
-    if groups.is_output:
+    if groups.rank == 0:
         note(f"{counted(len(left), 'new run')}: {folder / TABLE}")
 
 
