@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, or_, select, tex
 
 from farm.assets import KEEP_UNUSED
 from farm.clock import db_now, db_seconds
-from farm.db.tables import asset, batch, job, job_attempt
+from farm.db.tables import asset, batch, job, job_attempt, wave
 from farm.jobs.states import ACTIVE
 
 LIMIT = 200
@@ -93,6 +93,13 @@ def delete_empty_batches(conn: Connection, retention: Retention = DEFAULT_RETENT
         .limit(LIMIT)
     )
     return conn.execute(delete(batch).where(batch.c.id.in_(old))).rowcount
+
+
+def delete_old_waves(conn: Connection, retention: Retention = DEFAULT_RETENTION) -> int:
+    """Delete waves as old as events whose time is over; the attempts keep their names."""
+    age = db_now() - db_seconds(retention.event_days * DAY_S)
+    old = select(wave.c.id).where(wave.c.formed_at < age).limit(LIMIT)
+    return conn.execute(delete(wave).where(wave.c.id.in_(old))).rowcount
 
 
 def delete_gone_images(conn: Connection) -> int:

@@ -31,6 +31,7 @@ from farm.retention import (
     delete_gone_images,
     delete_old_events,
     delete_old_jobs,
+    delete_old_waves,
     expired_images,
     expired_outputs,
     mark_images_deleted,
@@ -167,6 +168,7 @@ def sweep_retention(sweeper: Sweeper) -> int:
         lambda conn: delete_old_jobs(conn, kept),
         lambda conn: delete_old_events(conn, kept),
         lambda conn: delete_empty_batches(conn, kept),
+        lambda conn: delete_old_waves(conn, kept),
         delete_gone_images,
         idempotency.purge,
     )

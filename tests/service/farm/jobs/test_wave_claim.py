@@ -12,6 +12,7 @@ from farm.jobs.policy import Failure, FailureKind
 from farm.jobs.states import State
 from farm.jobs.wave_claim import claim_wave
 from farm.metrics.families import REGISTRY
+from farm.retention import delete_old_waves
 from tests.job_rows import REQUEST
 from tests.service.driver import PROFILE, RESULT, in_threads
 
@@ -197,3 +198,14 @@ def test_a_lost_wave_counts_as_crashed_for_all_its_members(driver):
     driver.sql("UPDATE job SET lease_until = now() - interval '1 second'")
     assert driver.run(lifecycle.reap_leases) == 3
     assert [driver.job(job_id).crashed_waves for job_id in (*together, lonely)] == [1, 1, 0]
+
+
+def test_waves_are_forgotten_with_the_events_of_their_time(driver):
+    for _ in range(2):
+        driver.submit()
+        driver.submit()
+        driver.claim_wave(num_slots=2)
+    kept, old = driver.run(waves.list_waves)
+    driver.sql("UPDATE wave SET formed_at = now() - interval '31 days' WHERE id = :id", id=old.id)
+    assert driver.run(delete_old_waves) == 1
+    assert [row.id for row in driver.run(waves.list_waves)] == [kept.id]
