@@ -92,6 +92,11 @@ def ago(at: datetime | None) -> str:
     return f"{duration(int(seconds))} ago" if seconds > 0 else f"in {duration(int(-seconds))}"
 
 
+def due(at: datetime) -> str:
+    """Say when something that waits for its time will be."""
+    return ago(at) if at > now() else "due now"
+
+
 def instant(at: datetime | None) -> str:
     """Write an instant out, to the second, in UTC."""
     return "-" if at is None else at.strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -148,7 +153,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (duration, about, ago, instant, size, percent, number, pretty, brief)
+    filters = (duration, about, ago, due, instant, size, percent, number, pretty, brief)
     made.filters.update({function.__name__: function for function in filters})
     made.globals.update(
         root=ROOT,

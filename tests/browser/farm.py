@@ -222,6 +222,7 @@ class LivedFarm:
             audit.record(
                 conn, "admin:alice", "job.cancel", canceled_id, {"state": "queued"}, {"state": "canceled"}
             )
+        self._waves()
         running = self.submit("A lighthouse in a storm, waves breaking over black rocks, night, thunder.")
         held = self.claim()
         self.report(held, 3)
@@ -238,6 +239,27 @@ class LivedFarm:
             "endpoint": endpoint_id,
             "delivery": delivery_id,
         }
+
+    def _waves(self) -> None:
+        """Let jobs wait for a wave of two, and remember one of four that had a ghost."""
+        request = GenerationRequest(prompt="A wave", tier="540p", num_inference_steps=100, seed=1)
+        wanted = Submission(
+            account_id=self.account_id,
+            profile="dlo-dp2sp2",
+            request=request,
+            exec_timeout_s=900,
+            retention_s=604_800,
+        )
+        with unit_of_work(self.database) as conn:
+            submit(conn, wanted)
+        self.execute(
+            "INSERT INTO wave (id, profile, wave_key, group_id, num_slots, num_members, num_ghosts, fill,"
+            " waited_s, ended_at, outcome) VALUES ('wave_01h00000000000000000000000', 'dlo-dp4',"
+            " '540p/100/det=0', 'render-05-dlo-dp4-0123', 4, 3, 1, 'pad', 61, now(), 'ended')"
+        )
+        self.execute(
+            "UPDATE job_attempt SET wave_id = 'wave_01h00000000000000000000000' WHERE outcome IS NOT NULL"
+        )
 
     def _age(self) -> None:
         """Spread a day of finished jobs over the charts, beside those that really ran."""
