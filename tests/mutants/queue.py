@@ -173,7 +173,7 @@ QUEUE = (
         "11.4", "a rank that ends leaves the others", "worker/group.py",
         "        ranks = list(self._ranks)\n        self.kill()\n        evidence",
         "        ranks = list(self._ranks)\n        evidence",
-        f"{WORKER}/test_group.py::test_end_of_one_rank_is_the_end_of_all",
+        f"{WORKER}/test_group.py::test_loading_that_takes_too_long_is_a_failure",
     ),
     Mutant(
         "11.4", "ranks are started again for ever", "worker/restarts.py",

@@ -234,8 +234,11 @@ def test_loading_that_takes_too_long_is_a_failure(make_group, tmp_path):
     script.write_text(chaos(load_s=60))
     limits = replace(QUICK, stall=StallLimits(load_s=1))
     group = make_group(world=1, ckpt_root=str(script), times=limits)
+    started = []
     with pytest.raises(GroupCrashError, match=r"no progress .* in load"):
-        group.start()
+        group.start(on_started=started.extend)
+    assert started
+    assert not any(is_alive(pid) for pid in started)
 
 
 @pytest.mark.parametrize("engine", ["chaos", "null"])
