@@ -48,7 +48,7 @@ NUM_ACCOUNTS = 8
 # Of each account; the second is fewer than the groups could take.
 MAX_RUNNING, TIGHT = 20, 3
 NUM_PROCESSES = 2
-WAIT_S = 120.0
+WAIT_S = 300.0
 DAY_JOBS = 64 * 6.4 * 24
 _COLUMNS = """
     id, account_id, state, profile, prompt, params, contract_version, wave_key, seed, steps, seq,

@@ -167,7 +167,7 @@ QUEUE = (
     Mutant(
         "11.3", "lease losses use up the user's budget", "farm/jobs/job.py",
         "return self.attempts - self.infra_losses - self.preemptions", "return self.attempts",
-        f"{JOBS}/test_state_machine.py tests/unit/farm/jobs/test_policy.py",
+        "tests/unit/farm/jobs/test_job.py",
     ),
     Mutant(
         "11.4", "a rank that ends leaves the others", "worker/group.py",
