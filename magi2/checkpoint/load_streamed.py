@@ -202,7 +202,10 @@ class _Loading:
         folder = self._streaming.shared_folder
         if folder is None:
             return PrivateMemory()
-        shared = SharedMemory(folder, key)
+        try:
+            shared = SharedMemory(folder, key)
+        except OSError:  # a folder that cannot be used costs memory, which the budget counts
+            return PrivateMemory()
         needed = Masters(self._runtime, shared, self.plan.streamed, self._groups.weights.size).missing_bytes
         if needed <= shutil.disk_usage(folder).free:
             return shared
