@@ -67,3 +67,12 @@ def test_worker_that_starts_again_keeps_its_group_and_leaves_no_orphans(
     again.send(signal.SIGTERM)
     assert again.wait() == 0
     check_ended(bench, [job], object_store, s3)
+
+
+def test_worker_stops_its_ranks_as_soon_as_it_hears_that_the_job_is_not_its_own(bench, start_worker):
+    worker = start_worker()
+    job = bench.submit(chaos(step_s=10), steps=20)  # far longer than what is waited for below
+    wait_until(lambda: bench.job(job.id).state is State.RUNNING, "the render")
+    bench.take_over(job, "group_other")
+    wait_until(lambda: b"lease_lost" in worker.log.read_bytes(), "the worker letting go")
+    assert bench.job(job.id).group_id == "group_other"

@@ -157,7 +157,8 @@ QUEUE = (
         "11.3", "a lost lease is not noticed", "worker/heartbeat.py",
         "            lease.lose(\"the database has given the job to somebody else or ended it\")",
         "            lease.renew(sent_at, Beat(30.0, False, False, None))",
-        f"{WORKER}/test_agent.py::test_agent_whose_job_was_taken_over_uploads_nothing",
+        "tests/chaos/test_worker_loss.py"
+        "::test_worker_stops_its_ranks_as_soon_as_it_hears_that_the_job_is_not_its_own",
     ),
     Mutant(
         "11.3", "lease losses have no cap", "farm/jobs/policy.py",

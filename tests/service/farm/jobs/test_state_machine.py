@@ -199,8 +199,11 @@ class Queue(RuleBasedStateMachine):
         held.has_lease = True
 
     @rule(claim=claims, to=st.sampled_from(sorted(NEXT.values())))
-    def go_on(self, claim, to):
+    def move(self, claim, to):
         """Advance an attempt by one move, or try to skip one."""
+        self.go_on(claim, to)
+
+    def go_on(self, claim, to):
         acts = {
             State.RUNNING: (lifecycle.mark_running, ()),
             State.UPLOADING: (lifecycle.mark_uploading, ()),
@@ -216,7 +219,38 @@ class Queue(RuleBasedStateMachine):
         elif is_legal:
             held.move(State.CANCELED, "canceled")  # cancel came first
 
+    @rule(data=st.data(), num_moves=st.integers(1, 3))
+    def render(self, data, num_moves):
+        """Bring a live attempt some moves further: at random, few would ever get to their end."""
+        for _ in range(num_moves):
+            live = [job.id for job in self.jobs.values() if job.state in ACTIVE]
+            if not live:
+                return
+            job = self.pick(data, live)
+            self.go_on((job.id, job.epoch), NEXT[job.state])
+
+    @rule(data=st.data(), kind=st.sampled_from(sorted(FailureKind)))
+    def fail_live(self, data, kind):
+        live = [job.id for job in self.jobs.values() if job.state in ACTIVE]
+        if live:
+            job = self.pick(data, live)
+            self.fail((job.id, job.epoch), kind)
+
+    @rule(data=st.data())
+    def cancel_live(self, data):
+        """Ask for the end of a live attempt, and let it go on as if it had not heard of it yet."""
+        live = [job.id for job in self.jobs.values() if job.state in ACTIVE and not job.is_deleted]
+        if live:
+            job = self.pick(data, live)
+            assert self.act(request_cancel, job, by="user") is None
+            self.stop(job)
+            while job.state in ACTIVE:
+                self.go_on((job.id, job.epoch), NEXT[job.state])
+
     @rule(claim=claims, kind=st.sampled_from(sorted(FailureKind)))
+    def fail_any(self, claim, kind):
+        self.fail(claim, kind)
+
     def fail(self, claim, kind):
         held = self.holds(claim)
         after = self.driver.run(lifecycle.fail, *claim, Failure(FailureKind(kind)), rules=RULES)
