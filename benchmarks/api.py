@@ -16,6 +16,7 @@ import os
 import platform
 import random
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -151,6 +152,7 @@ def running() -> Iterator[Bench]:
             bench.process.wait()
         bench.engine.dispose()
         servers.stop()
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def row(target: str, wanted: str, outcome: Outcome, **more: Any) -> dict[str, Any]:
