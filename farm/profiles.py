@@ -74,6 +74,8 @@ class _Row(BaseModel):
     cache_max_consecutive: int | None = None
     # Of the engine's large matrices; the released weights are bfloat16.
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    # Quality of the H.264 stream: smaller is better and larger in bytes; 0 would be another H.264 profile.
+    crf: int = Field(default=10, ge=1, le=40)
     deterministic: bool | None = None
     default_tier: str = DEFAULT_TIER
     max_tier: str = DEFAULT_TIER
@@ -289,7 +291,7 @@ def _profile(name: str, row: _Row, parsed: _File) -> Profile:
         deterministic=parsed.deterministic,
         execution_timeout_s=row.execution_timeout_s,
         layout={member: getattr(row, member) for member in _LAYOUT}
-        | {"dtype": row.dtype}
+        | {"dtype": row.dtype, "crf": row.crf}
         | row.cache_numbers(),
         wave_size=row.data_parallel,
         default_tier=row.default_tier,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 # Members of a profile that come beside those of the layout.
-_OTHERS = {"dtype", *(f"cache_{name}" for name in CACHE_NUMBERS)}
+_OTHERS = {"dtype", "crf", *(f"cache_{name}" for name in CACHE_NUMBERS)}
 
 
 class Magi2Engine:
@@ -237,6 +237,7 @@ def _engine_config(spec: LoadSpec) -> EngineConfig:
         Path(spec.ckpt_root).expanduser(),
         device=device,
         dtype=spec.layout.get("dtype", DTYPES[0]),
+        crf=spec.layout.get("crf", EngineConfig.crf),
         deterministic=spec.deterministic,
         cache=cache,
     )

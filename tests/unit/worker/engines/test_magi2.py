@@ -77,12 +77,13 @@ def test_rank_uses_the_one_device_that_it_sees():
     assert magi2._engine_config(spec()).device == "cpu"
 
 
-def test_profile_says_dtype_and_when_steps_may_be_cached() -> None:
-    layout = {"ulysses": 4, "dtype": "float32", "cache_threshold": 0.1}
+def test_profile_says_dtype_quality_and_when_steps_may_be_cached() -> None:
+    layout = {"ulysses": 4, "dtype": "float32", "crf": 4, "cache_threshold": 0.1}
     assert magi2.layout_of(spec(world=4, layout=layout)) == Layout(ulysses=4)
     config = magi2._engine_config(spec(layout=layout))
-    assert (config.dtype, config.cache.threshold, config.cache.warmup_steps) == ("float32", 0.1, 4)
-    assert magi2._engine_config(spec()).dtype == "bfloat16"
+    assert (config.dtype, config.crf, config.cache.threshold) == ("float32", 4, 0.1)
+    usual = magi2._engine_config(spec())
+    assert (usual.dtype, usual.crf, usual.cache.warmup_steps) == ("bfloat16", 10, 4)
     with pytest.raises(LoadRefusedError, match="profile sp4: the cache's threshold must lie between 0 and 1"):
         magi2._engine_config(spec(layout={"cache_threshold": 2.0}))
 
