@@ -61,12 +61,6 @@ QUEUE = (
         f"{JOBS}/test_state_machine.py",
     ),
     Mutant(
-        "F-06", "objects go while a group still uploads", "farm/jobs/garbage.py",
-        "job.c.deleted_at.is_not(None), job.c.state.not_in(ACTIVE), asset",
-        "job.c.deleted_at.is_not(None), asset",
-        f"{JOBS}/test_garbage.py",
-    ),
-    Mutant(
         "F-20", "all attempts write to one place", "farm/storage.py",
         "/{job_id}/e{epoch}/{name}", "/{job_id}/{name}",
         f"{JOBS}/test_garbage.py",
@@ -115,7 +109,7 @@ QUEUE = (
     Mutant(
         "11.2", "a backoff is not waited for", "farm/jobs/claim.py",
         "AND j.profile = :profile AND j.not_before <= now()", "AND j.profile = :profile",
-        f"{JOBS}/test_state_machine.py",
+        f"{JOBS}/test_claim.py::test_a_job_in_backoff_is_left_alone_until_its_time",
     ),
     Mutant(
         "11.2", "jobs of a newer contract are taken", "farm/jobs/claim.py",
@@ -141,7 +135,7 @@ QUEUE = (
     Mutant(
         "11.3", "ticks count as progress", "worker/liveness.py",
         "        if seen != (self.marks, self.phase, self.step):", "        if seen:",
-        f"{WORKER}/test_group.py::test_rank_without_progress_is_a_stall_whatever_else_of_it_runs",
+        "tests/unit/worker/test_liveness.py",
     ),
     Mutant(
         "11.3", "a lease never ends by itself", "worker/heartbeat.py",
