@@ -7,6 +7,7 @@ knows no weights.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
@@ -19,6 +20,8 @@ from magi2.parallel.groups import Group
 # cudaHostRegister: pages that the device only reads, and the ordinary kind.
 _REGISTER_READ_ONLY = 8
 _REGISTER_DEFAULT = 0
+_ABANDON_S = 10.0
+_POLL_S = 0.01
 # torch leaves these calls without types.
 _cuda: Any = torch.cuda
 
@@ -118,7 +121,11 @@ class CudaRuntime:
         """Do nothing: later work on the compute stream is ordered behind earlier."""
 
     def abandon(self) -> None:
-        """Do nothing: what is enqueued runs; nothing new is entered."""
+        """Let copies that are under way end before their memory goes; a lost peer is not waited for."""
+        event: Any = self.record(Stream.COPY)
+        patience_ends = time.monotonic() + _ABANDON_S
+        while not event.query() and time.monotonic() < patience_ends:
+            time.sleep(_POLL_S)
 
     def register(self, memory: Tensor) -> bool:
         """Page-lock an existing mapping, for reading only where the driver can, else in the ordinary way."""
@@ -127,7 +134,15 @@ class CudaRuntime:
             for kind in (_REGISTER_READ_ONLY, _REGISTER_DEFAULT):
                 if int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, kind)) == 0:
                     return True
+                self._forget_error()
         return False
+
+    def _forget_error(self) -> None:
+        """Clear CUDA's last error, which the next launched kernel would otherwise be blamed for."""
+        try:
+            torch.zeros(1, device=self.device)
+        except RuntimeError:
+            return  # it was reported here, and is gone
 
     def unregister(self, memory: Tensor) -> None:
         """Unlock a mapping; copies from it must be over."""

@@ -80,6 +80,7 @@ class Stage:
     def close(self) -> None:
         """Unlock all masters; the networks must not be used any more."""
         if self._runtime is not None:
+            self._runtime.abandon()
             for master in self._locked:
                 self._runtime.unregister(master)
         self._locked.clear()
