@@ -11,7 +11,7 @@ import hmac
 import secrets
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, delete, false, insert, or_, select, update
 
 from farm.admins import Role
 from farm.clock import db_after, db_now, db_seconds
@@ -62,6 +62,15 @@ def find_session(conn: Connection, token: str) -> Session | None:
     is_due = (admin_session.c.id == digest) & (
         admin_session.c.rotated_at <= db_now() - db_seconds(ROTATE_AFTER_S)
     )
+    return _find(conn, or_(admin_session.c.id == digest, is_former), is_due)
+
+
+def refresh(conn: Connection, session: Session) -> Session | None:
+    """Return a session as it is now, whatever id it has taken since; None when it is over."""
+    return _find(conn, admin_session.c.csrf == session.csrf, false())
+
+
+def _find(conn: Connection, wanted: ColumnElement[bool], is_due: ColumnElement[bool]) -> Session | None:
     query = (
         select(
             admin_session.c.id,
@@ -72,7 +81,7 @@ def find_session(conn: Connection, token: str) -> Session | None:
             is_due.label("is_due"),
         )
         .join_from(admin_session, admin_user)
-        .where(or_(admin_session.c.id == digest, is_former))
+        .where(wanted)
         .where(admin_session.c.expires_at > db_now(), admin_user.c.disabled_at.is_(None))
     )
     row = conn.execute(query).mappings().one_or_none()

@@ -8,7 +8,7 @@ therefore needs no token. Nothing changes on GET.
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from starlette.requests import Request
@@ -101,7 +101,7 @@ def client_ip(request: Request) -> str | None:
 
 
 async def visitor_of(request: Request, needed: Role) -> Visitor:
-    """Return who looks at a page.
+    """Return who looks at something.
 
     Raises:
         LoginNeededError, RoleError: As their names say.
@@ -112,13 +112,18 @@ async def visitor_of(request: Request, needed: Role) -> Visitor:
     session = await services_of(request).read(find_session, token)
     if session is None:
         raise LoginNeededError
-    cookie = None
-    if session.is_due and request.method == "GET":
-        cookie = await services_of(request).read(rotate, session)
     if not session.role.includes(needed):
         raise RoleError(needed)
     actor = f"admin:{session.name}"
-    return Visitor(session.name, session.role, actor, client_ip(request), session, cookie)
+    return Visitor(session.name, session.role, actor, client_ip(request), session)
+
+
+async def renewed(request: Request, visitor: Visitor) -> Visitor:
+    """Give a session that is due a new id; only for an answer that is certain and hands the cookie out."""
+    session = visitor.session
+    if session is None or not session.is_due:
+        return visitor
+    return replace(visitor, cookie=await services_of(request).read(rotate, session))
 
 
 async def changer_of(request: Request, needed: Role, form: Mapping[str, str]) -> Visitor:

@@ -9,6 +9,7 @@ browser comes back by itself.
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -17,8 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from api.dashboard.access import ROOT, Desk, Visitor, desk_of, visitor_of
+from api.dashboard.access import ROOT, Desk, LoginNeededError, RoleError, Visitor, desk_of, visitor_of
 from api.dashboard.pages import LIVE, Ask, Page
+from farm.admin_sessions import refresh
 from farm.clock import monotonic_s
 from farm.errors import FarmError
 
@@ -67,6 +69,20 @@ async def _regions(
             del desk.streams[visitor.actor]
 
 
+async def _again(page: Page, visitor: Visitor, desk: Desk) -> Visitor:
+    """Look the session of a stream up again; its cookie may be an older one by now.
+
+    Raises:
+        LoginNeededError, RoleError: As their names say.
+    """
+    session = await desk.services.look(refresh, visitor.session) if visitor.session else None
+    if session is None:
+        raise LoginNeededError
+    if not session.role.includes(page.role):
+        raise RoleError(page.role)
+    return replace(visitor, role=session.role, session=session)
+
+
 async def _changes(
     page: Page, request: Request, visitor: Visitor, desk: Desk
 ) -> AsyncIterator[ServerSentEvent]:
@@ -77,7 +93,7 @@ async def _changes(
     while monotonic_s() - started_s < LIFE_S and not desk.services.is_stopping():
         try:
             if monotonic_s() - checked_s >= CHECK_SESSION_EVERY_S:
-                visitor, checked_s = await visitor_of(request, page.role), monotonic_s()
+                visitor, checked_s = await _again(page, visitor, desk), monotonic_s()
             drawn = page.drawn(await page.load(Ask(request, desk.services, visitor)), visitor, here)
         except FarmError:  # logged out, or what the page shows is gone
             yield ServerSentEvent("{}", event="over", retry=RETRY_MS)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from api.dashboard import render
-from api.dashboard.access import ROOT, Visitor, services_of, visitor_of
+from api.dashboard.access import ROOT, Visitor, renewed, services_of, visitor_of
 from api.deps import Services
 from farm.admins import Role
 
@@ -62,7 +62,7 @@ class Page:
             return render.page(
                 request,
                 f"{self.name}.html",
-                visitor,
+                await renewed(request, visitor),
                 section=self.section,
                 live_url=self._live_url(request),
                 **context,

@@ -8,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from farm import admins, audit
-from farm.admin_sessions import close_session, find_session, open_session, rotate
+from farm.admin_sessions import close_session, find_session, open_session, refresh, rotate
 from farm.admins import MAX_FAILURES, NameTakenError, Role
 from farm.audit import AuditQuery, list_entries
 from farm.db.session import unit_of_work
@@ -123,8 +123,10 @@ def test_session_takes_a_new_id_and_the_former_one_soon_ends(database, alice):
         assert rotate(conn, session) is None
         assert find_session(conn, first).csrf == find_session(conn, second).csrf
         assert not find_session(conn, second).is_due
+        assert refresh(conn, session).name == "alice"
     move_clock(database, "admin_session", "rotated_at", timedelta(seconds=61))
     with database.connect() as conn:
+        assert refresh(conn, session) is not None
         assert find_session(conn, first) is None
         assert find_session(conn, second) is not None
 

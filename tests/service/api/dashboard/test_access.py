@@ -231,6 +231,13 @@ async def test_session_takes_a_new_cookie_once_in_a_while(farm: Farm) -> None:
     async with visitor(farm) as client:
         before = client.cookies["magi2_admin"]
         farm.execute("UPDATE admin_session SET rotated_at = rotated_at - interval '20 minutes'")
+        # What hands no cookie out takes no new id: it would be lost, and the session with it.
+        assert (await client.get("/admin/api/overview")).status_code == 200
+        assert (await client.get("/admin/jobs/video_0/files/video")).status_code == 404
+        assert (await client.get("/admin/jobs/video_0")).status_code == 404
+        assert (await client.post("/admin/api/jobs/video_0/cancel", headers=ORIGIN)).status_code == 403
+        assert client.cookies["magi2_admin"] == before
+        assert farm.execute("SELECT former_id FROM admin_session")[0].former_id is None
         answer = await client.get("/admin/jobs")
         assert answer.status_code == 200
         assert client.cookies["magi2_admin"] != before
