@@ -6,6 +6,7 @@ database is away the process' own numbers are still served.
 
 import structlog
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.deps import ServicesDep
@@ -18,7 +19,14 @@ log = structlog.get_logger(__name__)
 router = APIRouter(tags=["service"])
 
 
-@router.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
+_PROBLEM = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemBody"}}}
+
+
+@router.get(
+    "/metrics",
+    response_class=PlainTextResponse,
+    responses={401: {"description": "Neither the token nor this host.", "content": _PROBLEM}},
+)
 async def get_metrics(request: Request, services: ServicesDep) -> Response:
     """Return the metrics of this process and of the farm's database."""
     client = request.client.host if request.client else None
