@@ -10,6 +10,7 @@ from api.app import create_app
 from farm.errors import SettingsError
 from farm.settings import load_settings
 from farm.telemetry import configure_logging
+from farm.tracing import close_tracing, configure_tracing
 
 # Requests that wait (long polls) answer at the first signal; this bounds uploads and downloads.
 SHUTDOWN_GRACE_S = 8
@@ -25,6 +26,7 @@ def main() -> int:
     try:
         settings = load_settings()
         configure_logging(settings, service="api")
+        configure_tracing(settings, service="api")
         app = create_app(settings)
     except SettingsError as exc:
         sys.stderr.write(f"api: {exc.message}\n")
@@ -48,6 +50,7 @@ def main() -> int:
     server = uvicorn.Server(config)
     app.state.services.is_stopping = lambda: server.should_exit
     server.run()
+    close_tracing()
     return 0
 
 

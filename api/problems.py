@@ -7,6 +7,7 @@ the client: no stack, host, path or SQL. Which error a rule breaks is decided wh
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import structlog
@@ -28,6 +29,8 @@ from farm.clock import monotonic_s
 from farm.errors import ErrorDetail, FarmError
 from farm.ids import new_id
 from farm.metrics.families import HTTP_REQUESTS, HTTP_SECONDS, QUOTA_REJECTIONS, SUBMIT_SECONDS
+from farm.tracing import HEADER as TRACEPARENT
+from farm.tracing import submitting
 from magi2.contract import Problem
 
 log = structlog.get_logger(__name__)
@@ -37,6 +40,7 @@ REQUEST_ID_HEADER = "X-Request-Id"
 DATABASE_RETRY_AFTER_S = 2
 QUOTA_CODES = frozenset({"queue_full", "quota_exceeded"})
 METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS"})
+SUBMIT_PATHS = frozenset({"/v1/videos", "/v1/videos/sync", "/v1/videos/batches"})
 SUBMITS = frozenset({("POST", "/v1/videos"), ("POST", "/v1/videos/batches")})
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
@@ -213,7 +217,8 @@ class ProblemMiddleware:
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
-                await self._app(scope, receive, send_with_id)
+                with submitting(_traceparent(scope)) if _is_submit(scope) else nullcontext():
+                    await self._app(scope, receive, send_with_id)
             except Exception as exc:  # the process boundary of a request
                 error = as_farm_error(exc)
                 if error.code == "internal":
@@ -226,6 +231,15 @@ class ProblemMiddleware:
                     raise  # half an answer is out; the server must cut the connection
             finally:
                 _tell(scope, status, monotonic_s() - started_s)
+
+
+def _is_submit(scope: Scope) -> bool:
+    """Tell whether a request will queue videos; asked before it has found its route."""
+    return scope["method"] == "POST" and scope["path"] in SUBMIT_PATHS
+
+
+def _traceparent(scope: Scope) -> str | None:
+    return Headers(scope=scope).get(TRACEPARENT)
 
 
 def _request_id(scope: Scope) -> str:

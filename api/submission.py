@@ -16,6 +16,7 @@ from api.idempotency import REPLAYED, Answer, answer_once, find_answer, replayed
 from api.intake import Intake, estimated_gpu_s, store_input, take_request
 from api.rates import count_submits
 from api.views import answer_of, view_of
+from farm import tracing
 from farm.accounts import Principal
 from farm.groups import live_fingerprints
 from farm.jobs.job import Job
@@ -52,7 +53,8 @@ def queue(conn: Connection, services: Services, submission: Submission) -> Job:
     """Write a job in the caller's transaction, with its share of the day's GPU-seconds."""
     profile = services.profiles.by_name[submission.profile]
     gpu_s = estimated_gpu_s(conn, services.estimator, profile, submission.request)
-    job = submit(conn, replace(submission, gpu_s=gpu_s), rules=services.settings.rules())
+    traced = replace(submission, gpu_s=gpu_s, traceparent=tracing.current())
+    job = submit(conn, traced, rules=services.settings.rules())
     log.info("job_submitted", job_id=job.id, account=job.account_id, profile=job.profile)
     return job
 

@@ -162,6 +162,12 @@ class AdminSettings(_Group):
     enabled: bool = Field(default=True, description="Serve /admin.")
 
 
+class OtelSettings(_Group):
+    """Traces."""
+
+    endpoint: str | None = Field(default=None, description="Collector (OTLP over HTTP); none: no traces.")
+
+
 class LogSettings(_Group):
     """What is logged and how."""
 
@@ -215,6 +221,7 @@ class Settings(BaseSettings):
     log: LogSettings = LogSettings()
     admin: AdminSettings = AdminSettings()
     metrics: MetricsSettings = MetricsSettings()
+    otel: OtelSettings = OtelSettings()
 
     _lists = field_validator("trusted_proxies", "cors_origins", mode="before")(_split)
 

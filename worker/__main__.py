@@ -18,6 +18,7 @@ from farm.metrics.exporter import MetricsServer
 from farm.profiles import load_profiles
 from farm.settings import Settings, environment, load_settings
 from farm.telemetry import configure_logging
+from farm.tracing import close_tracing, configure_tracing
 from worker.agent import Agent, AgentConfig, AgentError
 from worker.consumer import DoorbellConsumer
 from worker.devices import DeviceError, parse_devices
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings()
         configure_logging(settings, service="worker")
+        configure_tracing(settings, service="worker")
         return _serve(settings, _config(settings, options))
     except (FarmError, DeviceError, AgentError) as error:
         sys.stderr.write(f"{error}\n")
@@ -84,6 +86,7 @@ def _serve(settings: Settings, config: AgentConfig) -> int:
     loop.join()
     consumer.stop()
     metrics.close()
+    close_tracing()
     if failures:
         sys.stderr.write(f"{failures[0]}\n")
         return 1

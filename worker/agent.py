@@ -33,6 +33,7 @@ from farm.profiles import Profile, Profiles
 from farm.progress import ProgressPublisher
 from farm.settings import Settings
 from farm.storage import ObjectStore
+from farm.tracing import log_members
 from magi2.contract import CONTRACT_VERSION, GenerationRequest
 from worker import outputs
 from worker.attempt import (
@@ -260,7 +261,8 @@ class Agent:
         self._is_busy = True
         self._show()
         self._heartbeat.hold(attempt.lease)
-        with bound_contextvars(job_id=job.id, epoch=job.epoch, group=self.group_id):
+        traced = log_members(job.traceparent)
+        with bound_contextvars(job_id=job.id, epoch=job.epoch, group=self.group_id, **traced):
             log.info("job_claimed", profile=job.profile)
             try:
                 attempt.open()

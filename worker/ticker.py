@@ -28,6 +28,7 @@ from farm.retention import Retention
 from farm.settings import Settings, load_settings
 from farm.storage import ObjectStore
 from farm.telemetry import configure_logging
+from farm.tracing import close_tracing, configure_tracing
 from worker import webhook_sender
 from worker.sweeps import SWEEPS, Sweep, Sweeper
 
@@ -131,6 +132,7 @@ def main() -> int:
     try:
         settings = load_settings()
         configure_logging(settings, service="ticker")
+        configure_tracing(settings, service="ticker")
         settings.require("secret_key")
         ticker = Ticker(settings)
         _check_schema(settings)
@@ -147,6 +149,7 @@ def main() -> int:
     log.info("ticker_stopping", signal=signal.Signals(signals.get()).name)
     ticker.close()
     metrics.close()
+    close_tracing()
     return 0
 
 

@@ -30,6 +30,7 @@ from farm.metrics.families import WEBHOOK_ATTEMPTS, WEBHOOK_BLOCKED, WEBHOOK_SEC
 from farm.secretbox import unseal
 from farm.settings import Settings
 from farm.storage import ObjectStore
+from farm.tracing import trace_webhook
 from farm.webhooks.deliveries import (
     LEASE_S,
     Delivery,
@@ -255,6 +256,8 @@ def _count(outcome: Outcome) -> None:
 def _log_recorded(results: Sequence[Result], recorded: Recorded) -> None:
     for delivery, outcome in results:
         _count(outcome)
+        attributes = {"message": delivery.message_id, "type": delivery.type, "attempt": delivery.attempt}
+        trace_webhook(delivery.traceparent, outcome.duration_ms / 1000, attributes)
         log.info(
             "webhook_attempted",
             message=delivery.message_id,

@@ -173,6 +173,7 @@ job = Table(
     Column("reuse_key", Text),  # digest of everything that decides what the clip looks like
     Column("gpus", Integer, nullable=False, server_default="1"),  # devices that it occupies, at least 1
     Column("gpu_s_reserved", Integer, nullable=False, server_default="0"),  # the estimate of its budget
+    Column("traceparent", Text),  # of its submit; the trace that all of its spans belong to
     CheckConstraint(f"state IN ({words(list(State))})", name="state"),
     CheckConstraint(f"(lease_until IS NOT NULL) = ({ACTIVE_SQL})", name="lease"),
     CheckConstraint("priority BETWEEN -10 AND 10", name="priority"),

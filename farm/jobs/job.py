@@ -89,6 +89,7 @@ class Job:
     reuse_key: str | None = None
     gpus: int = 1
     gpu_s_reserved: int = 0
+    traceparent: str | None = None
 
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> "Job":

@@ -56,6 +56,7 @@ class Submission:
     reuse: str = "off"
     gpus: int = 1
     wave_size: int = 1  # slots of the profile's layout
+    traceparent: str | None = None
     gpu_s: int = 0  # the estimate that is kept free of the account's day
 
     def reuse_key(self) -> str:
@@ -159,6 +160,7 @@ def _columns(submission: Submission) -> dict[str, Any]:
         "notices": list(submission.notices),
         "metadata": submission.metadata,
         "user_tag": submission.user_tag,
+        "traceparent": submission.traceparent,
         "batch_id": submission.batch_id,
         "reuse": submission.reuse,
         "reuse_key": submission.reuse_key(),

