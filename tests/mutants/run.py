@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.mutants.dashboard import DASHBOARD
 from tests.mutants.mutant import Mutant
 from tests.mutants.queue import QUEUE
 from tests.mutants.tenants import TENANTS
@@ -274,7 +275,7 @@ def main() -> int:
     parser.add_argument("--area", choices=("api", "queue"), help="only mutants of this part")
     options = parser.parse_args()
     word = options.k
-    of_api = (*MUTANTS, *TENANTS)
+    of_api = (*MUTANTS, *DASHBOARD, *TENANTS)
     known = {"api": of_api, "queue": QUEUE, None: (*of_api, *QUEUE)}[options.area]
     mutants = [mutant for mutant in known if word in f"{mutant.rule} {mutant.what} {mutant.path}"]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
