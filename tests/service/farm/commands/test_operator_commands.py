@@ -91,6 +91,6 @@ def test_doctor_finds_a_healthy_farm_healthy(capsys: pytest.CaptureFixture[str])
     assert main(["doctor", "--json"]) == 0
     findings = {finding["part"]: finding for finding in json.loads(capsys.readouterr().out)}
     parts = {"database", "broker", "object store", "clock", "layouts", "encoder"}
-    parts |= {"gpus", "gpu links", "numa", "memlock", "host memory", "layout"}
+    parts |= {"groups", "gpus", "gpu links", "numa", "memlock", "host memory", "layout"}
     assert set(findings) == parts | {"kernels", "hf kernels", "disk"}
     assert "swiglu7" in findings["kernels"]["message"]
