@@ -201,12 +201,12 @@ def test_pages_work_without_javascript(farm, visit: Visit) -> None:
     page = visit(has_script=False)
     page.goto("/admin/queue")
     page.get_by_text("Purge", exact=True).click()
-    page.get_by_label("Profile").fill("something else")
+    page.get_by_label("Name of the profile").fill("something else")
     page.get_by_role("button", name="Cancel all of them").click()
     expect(page.get_by_role("alert")).to_contain_text("nothing was purged")
     assert state_of(farm, job_id) is State.QUEUED
     page.get_by_text("Purge", exact=True).click()
-    page.get_by_label("Profile").fill(PROFILE)
+    page.get_by_label("Name of the profile").fill(PROFILE)
     page.get_by_role("button", name="Cancel all of them").click()
     expect(page.get_by_text("1 job canceled.")).to_be_visible()
     assert state_of(farm, job_id) is State.CANCELED
