@@ -48,7 +48,7 @@ bench-api: ## time submits, polls, lists, streams and stops of the api (minutes;
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.api --plots docs/img
 
 bench-queue: ## T-05 to T-07, T-09 to T-11, T-18: the queue on real servers (20 minutes; exit 1 where a number is missing)
-	OMP_NUM_THREADS=1 $(PY) -m benchmarks.queue --plots docs/img
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.job_queue --plots docs/img
 
 bench-webhooks: ## T-13 and T-14: flaky, dead and fast receivers; exit 1 where a target is missed
 	$(PY) -m benchmarks.webhooks

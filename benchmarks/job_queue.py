@@ -1,14 +1,14 @@
 """T-05, T-06, T-07, T-09, T-10, T-11 and T-18: the queue on real servers.
 
-`python -m benchmarks.queue [--scale 1.0] [--plots docs/img] [--only NAME]` starts PostgreSQL (default fsync),
-Valkey and SeaweedFS, and as many apis, tickers and workers as a scenario needs, each a process of its own.
+`python -m benchmarks.job_queue [--scale 1.0] [--plots docs/img] [--only NAME]` starts PostgreSQL (default
+fsync), Valkey and SeaweedFS, and as many apis, tickers and workers as a scenario needs, each its own process.
 It prints one JSON line per row; exit 1 where a row has no number. Scenarios:
 
 - pickup: T-05, from the request of a client to the claim by an idle worker (engine `null`), with and without
   the broker.
 - throughput: T-06, 16 groups and a webhook per job. The groups are threads that do to the database all that
-  an agent does (`queue_groups.py`): checking, cutting and storing a clip is the work of the workers' hosts. A
-  row without a target says what one real worker does.
+  an agent does (`job_queue_groups.py`): checking, cutting and storing a clip is the work of others.
+  A row without a target says what one real worker does.
 - claims: T-07, 32 groups at 100,000 waiting jobs of 8 accounts; PostgreSQL itself refuses a job above
   `max_running`.
 - worker_loss, rank_loss, cancel: T-09, T-10 and T-11, with real workers on the engine `chaos`.
@@ -34,7 +34,7 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
-from benchmarks.queue_groups import PROFILE, Done, Orders, work
+from benchmarks.job_queue_groups import PROFILE, Done, Orders, work
 from farm.accounts import ensure_account
 from farm.db.session import unit_of_work
 from farm.jobs.job import Rules
