@@ -13,6 +13,7 @@ from api.intake import Intake, check_webhook, seal_webhook, take_request
 from api.members import read_metadata, read_webhook
 from api.problems import RefusedError
 from api.schemas import CreatedWebhook
+from api.wave_routing import prefer_waves
 from farm.accounts import Principal
 from farm.errors import ErrorDetail, FarmError
 from farm.jobs.submit import JobWebhook
@@ -82,6 +83,7 @@ async def take_batch(services: Services, principal: Principal, members: Mapping[
     try:
         for index, body in bodies:
             batch.items.append(await _take_item(services, principal, index, body))
+        await prefer_waves(services, principal, [item.intake for item in batch.items if item.intake])
         _share_webhook(batch)
         refused = [item for item in batch.items if item.error]
         if refused and (batch.is_atomic or len(refused) == len(batch.items)):

@@ -6,6 +6,7 @@ into the store.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
@@ -29,7 +30,7 @@ from farm.profiles import Profile
 from farm.secretbox import seal
 from farm.storage import input_key
 from farm.webhooks.signing import new_secret
-from magi2.contract import GenerationRequest, Problem, Validated, validate
+from magi2.contract import GenerationRequest, ImageFacts, Problem, Validated, validate
 
 PRIORITY_SCOPE = "videos:priority"
 PNG = "image/png"
@@ -43,6 +44,8 @@ class Intake:
     submission: Submission
     image: NormalisedImage | None
     webhook: CreatedWebhook | None
+    members: Members
+    facts: Sequence[ImageFacts]
 
     def discard(self) -> None:
         """Remove the temporary file."""
@@ -95,7 +98,27 @@ async def take_request(services: Services, principal: Principal, body: Body) -> 
         reuse=members.reuse,
         input=reference.asset,
     )
-    return Intake(submission, reference.image, created)
+    return Intake(submission, reference.image, created, members, reference.facts)
+
+
+def on_profile(intake: Intake, profile: Profile) -> Submission | None:
+    """Return what would be queued had the request named this profile; None where the profile refuses it.
+
+    What the request leaves open gets the defaults of this profile.
+    """
+    members = intake.members
+    checked = validate(members.contract, limits=profile.limits(), images=intake.facts)
+    if checked.request is None or _timeout_problems(members, profile):
+        return None
+    return replace(
+        intake.submission,
+        request=checked.request,
+        profile=profile.name,
+        exec_timeout_s=members.execution_timeout_s or profile.execution_timeout_s,
+        notices=checked.notices,
+        gpus=gpus_of(profile),
+        wave_size=profile.wave_size,
+    )
 
 
 async def store_input(services: Services, intake: Intake) -> Submission:
@@ -189,11 +212,15 @@ async def _resolve_profile(services: Services, members: Members) -> tuple[Profil
         profile = profiles.resolve(members.profile, live)
     except InvalidFieldError as exc:
         return profiles.resolve("auto", live), [Problem("profile", "invalid_field", exc.message)]
+    return profile, _timeout_problems(members, profile)
+
+
+def _timeout_problems(members: Members, profile: Profile) -> list[Problem]:
     timeout_s, cap_s = members.execution_timeout_s, profile.execution_timeout_cap_s
-    if timeout_s is not None and timeout_s > cap_s:
-        text = f"execution_timeout_s is {timeout_s}; profile {profile.name} allows at most {cap_s}"
-        return profile, [Problem("execution_timeout_s", "invalid_field", text)]
-    return profile, []
+    if timeout_s is None or timeout_s <= cap_s:
+        return []
+    text = f"execution_timeout_s is {timeout_s}; profile {profile.name} allows at most {cap_s}"
+    return [Problem("execution_timeout_s", "invalid_field", text)]
 
 
 async def check_webhook(services: Services, webhook: WebhookMember | None) -> list[Problem]:

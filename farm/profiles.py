@@ -128,6 +128,7 @@ class _File(BaseModel):
 
     deterministic: bool
     auto: list[str] = Field(min_length=1)
+    auto_waves: list[str] = []
     profiles: dict[str, _Row] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -135,12 +136,16 @@ class _File(BaseModel):
         rows = self.profiles.values()
         named = [
             *self.auto,
+            *self.auto_waves,
             *(row.roomier for row in rows if row.roomier),
             *(to for row in rows for to in row.spill),
         ]
         for name in named:
             if name not in self.profiles:
-                raise ValueError(f"{name} is named in auto, roomier or spill but has no row")
+                raise ValueError(f"{name} is named in auto, auto_waves, roomier or spill but has no row")
+        for name in self.auto_waves:
+            if self.profiles[name].data_parallel == 1:
+                raise ValueError(f"{name} is named in auto_waves but runs one job at a time")
         for name, row in self.profiles.items():
             if row.deterministic not in {None, self.deterministic}:
                 raise ValueError(
@@ -203,6 +208,7 @@ class Profiles:
     deterministic: bool
     auto: tuple[str, ...]
     by_name: dict[str, Profile]
+    auto_waves: tuple[str, ...] = ()  # of these, for `auto` jobs of low priority that fill whole waves
 
     def get(self, name: str) -> Profile:
         """Return a profile by name.
@@ -229,6 +235,10 @@ class Profiles:
         if requested not in {None, AUTO}:
             return self.get(str(requested))
         return self.by_name[next((name for name in self.auto if name in live), self.auto[0])]
+
+    def live_waves(self, live: AbstractSet[str]) -> list[Profile]:
+        """Return the live profiles whose waves `auto` jobs of low priority may fill, in the file's order."""
+        return [self.by_name[name] for name in self.auto_waves if name in live]
 
     @property
     def wave_sizes(self) -> dict[str, int]:
@@ -281,7 +291,7 @@ def load_profiles(path: Path) -> Profiles:
         problems = "; ".join(_sentence(problem) for problem in exc.errors())
         raise SettingsError(f"{path.name}: {problems}") from None
     rows = {name: _profile(name, row, parsed) for name, row in parsed.profiles.items()}
-    return Profiles(parsed.deterministic, tuple(parsed.auto), rows)
+    return Profiles(parsed.deterministic, tuple(parsed.auto), rows, tuple(parsed.auto_waves))
 
 
 def _profile(name: str, row: _Row, parsed: _File) -> Profile:

@@ -6,7 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.api.conftest import SUBMIT, Farm
+from farm.db.session import unit_of_work
+from farm.groups import Group, heartbeat, register
+from tests.service.api.conftest import PROFILE, SUBMIT, Farm
 
 PATH = "/v1/videos/batches"
 
@@ -141,3 +143,51 @@ async def test_batches_of_two_accounts_are_apart(client: httpx.AsyncClient, farm
     listed = await client.get("/v1/videos", params={"batch_id": batch_id}, headers=stranger)
     assert listed.json()["data"] == []
     assert (await client.get(f"{PATH}/{batch_id}")).json()["counts"]["queued"] == 1
+
+
+def profiles_of(farm: Farm) -> list[str]:
+    return [profile for (profile,) in farm.execute("SELECT profile FROM job ORDER BY profile")]
+
+
+def serve(farm: Farm, profile: str) -> None:
+    with unit_of_work(farm.database) as conn:
+        register(conn, Group(profile, "host", profile, "", f"boot-{profile}"))
+        heartbeat(conn, profile, f"boot-{profile}", "ready")
+
+
+async def test_low_jobs_of_a_batch_that_fill_a_wave_go_into_it(client: httpx.AsyncClient, farm: Farm) -> None:
+    serve(farm, "dlo-dp4")
+    items: list[dict[str, Any]] = [{"seeds": [1, 2, 3, 4, 5], "priority": "low"}]
+    items += [{"priority": "low", "num_inference_steps": 5}, {"priority": "normal"}]
+    items += [{"priority": "low", "profile": PROFILE}]
+    assert (await post(client, items=items)).status_code == 200
+    assert profiles_of(farm) == ["dlo-dp4"] * 4 + [PROFILE] * 4
+    in_wave = farm.execute(
+        "SELECT requested_profile, gpus, exec_timeout_s, seed FROM job"
+        " WHERE profile = 'dlo-dp4' ORDER BY seed"
+    )
+    assert in_wave == [("auto", 1, 14_400, seed) for seed in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("obstacle", ["not served", "paused", "narrow account", "too few"])
+async def test_low_jobs_stay_with_auto_where_no_full_wave_is_to_be_had(
+    client: httpx.AsyncClient, farm: Farm, obstacle: str
+) -> None:
+    if obstacle != "not served":
+        serve(farm, "dlo-dp4")
+    if obstacle == "paused":
+        farm.execute("INSERT INTO profile_control (profile, paused) VALUES ('dlo-dp4', true)")
+    if obstacle == "narrow account":
+        farm.execute("UPDATE account SET limits = '{\"max_running\": 3}'")
+    seeds = [1, 2, 3] if obstacle == "too few" else [1, 2, 3, 4]
+    assert (await post(client, items=[{"seeds": seeds, "priority": "low"}])).status_code == 200
+    assert profiles_of(farm) == [PROFILE] * len(seeds)
+
+
+async def test_what_a_low_job_leaves_open_is_the_waves_default(client: httpx.AsyncClient, farm: Farm) -> None:
+    serve(farm, "dlo-dp4")
+    body = {"items": [{"prompt": "a tea seller", "seeds": [1, 2, 3, 4], "priority": "low"}]}
+    assert (await client.post(PATH, json=body)).status_code == 200
+    assert farm.execute("SELECT DISTINCT profile, steps, params->>'tier' FROM job") == [
+        ("dlo-dp4", 100, "540p")
+    ]

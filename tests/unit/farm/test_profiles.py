@@ -102,6 +102,13 @@ def test_auto_takes_the_first_live_profile_in_order(shipped, live, chosen):
     assert shipped.resolve(None, live).name == chosen
 
 
+def test_only_live_waves_of_the_file_are_there_for_batches(shipped, load):
+    everything = set(shipped.by_name)
+    assert [profile.name for profile in shipped.live_waves(everything)] == ["dlo-dp4"]
+    assert shipped.live_waves(everything - {"dlo-dp4"}) == []
+    assert load(GOOD).live_waves({"big", "small"}) == []
+
+
 def test_a_profile_asked_for_by_name_is_taken_live_or_not(shipped):
     assert shipped.resolve("dlo-dp4", set()).name == "dlo-dp4"
 
@@ -136,6 +143,8 @@ def test_profiles_that_point_at_each_other_do_not_turn_in_circles(load):
     ("old", "new", "said"),
     [
         ("ulysses: 4", "ulysses: 2", r"big: tp x ulysses x .* is 2, but devices is 4"),
+        ("auto: [big", "auto_waves: [none]\nauto: [big", r"none is named in auto, auto_waves, "),
+        ("auto: [big", "auto_waves: [big]\nauto: [big", r"big is named in auto_waves but runs one job"),
         ("ulysses: 4", "ulises: 4", r"big\.ulises: Extra inputs"),
         (
             "ulysses: 4",
@@ -152,8 +161,12 @@ def test_profiles_that_point_at_each_other_do_not_turn_in_circles(load):
         ("layerwise: true", "cache_dit: maybe", r"small\.cache_dit: Input should be 'forbidden'"),
         ("layerwise: true", "cache_threshold: 2", "small: the cache's threshold must lie between 0 and 1"),
         ("ulysses: 4", "data_parallel: 4, cache_dit: on", "big: cache_dit: on with data_parallel 4"),
-        ("roomier: small", "roomier: tiny", "tiny is named in auto, roomier or spill but has no row"),
-        ("[big, small]", "[huge]", "huge is named in auto, roomier or spill but has no row"),
+        (
+            "roomier: small",
+            "roomier: tiny",
+            "tiny is named in auto, auto_waves, roomier or spill but has no row",
+        ),
+        ("[big, small]", "[huge]", "huge is named in auto, auto_waves, roomier or spill but has no row"),
         ("[big, small]", "[]", "auto: List should have at least 1 item"),
         ("deterministic: true\n", "", "deterministic: Field required"),
         ("big:", "auto:", "no profile can be named auto|big is named"),
