@@ -2,18 +2,21 @@
 
 Nobody can make a key that may do more than the one that asks: no scope that it lacks, no address outside its
 networks, no life beyond its own. A rotation keeps what the old key may do and lets it live on for a while.
-The text of a key exists only in what `create` and `rotate` return.
+The text of a key exists only in what `create` and `rotate` return. Each change writes the
+audit log in its own transaction, in the name of the key that asked.
 """
 
 import ipaddress
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from pydantic import SecretStr
 from sqlalchemy import Connection, func, select, update
 
-from farm.accounts import NewKey, Principal, create_key
+from farm import audit
+from farm.accounts import NewKey, Principal, create_key, revoke_key
 from farm.clock import db_now
 from farm.db.tables import api_key
 from farm.errors import FarmError, InvalidFieldError, NotFoundError, ScopeError
@@ -70,7 +73,13 @@ def list_keys(conn: Connection, account_id: str) -> list[Key]:
 
 
 def create(
-    conn: Connection, principal: Principal, pepper: SecretStr, wish: KeyWish, *, env: str
+    conn: Connection,
+    principal: Principal,
+    pepper: SecretStr,
+    wish: KeyWish,
+    *,
+    env: str,
+    ip: str | None = None,
 ) -> tuple[Key, NewKey]:
     """Make a key.
 
@@ -96,11 +105,20 @@ def create(
     )
     # After `create_key` has checked the words; a refusal takes the key back with the transaction.
     _refuse_more(principal, asking, scopes, cidrs, expires_at)
-    return _get(conn, principal.account_id, new.id8), new
+    made = _get(conn, principal.account_id, new.id8)
+    after = _noted(principal, made)
+    audit.record(conn, _actor(principal), "key.create", made.id8, None, after, ip=ip)
+    return made, new
 
 
 def rotate(
-    conn: Connection, principal: Principal, pepper: SecretStr, id8: str, *, overlap_s: int
+    conn: Connection,
+    principal: Principal,
+    pepper: SecretStr,
+    id8: str,
+    *,
+    overlap_s: int,
+    ip: str | None = None,
 ) -> tuple[Key, NewKey]:
     """Make a key that may do what an open one may, and end that one after the overlap.
 
@@ -122,7 +140,41 @@ def rotate(
     )
     ends_at = func.least(api_key.c.expires_at, db_now() + timedelta(seconds=overlap_s))
     conn.execute(update(api_key).where(api_key.c.id8 == id8).values(expires_at=ends_at))
-    return _get(conn, principal.account_id, new.id8), new
+    made, ending = (_get(conn, principal.account_id, which) for which in (new.id8, id8))
+    before, after = _noted(principal, old), _noted(principal, ending) | {"replaced_by": made.id8}
+    audit.record(conn, _actor(principal), "key.rotate", id8, before, after, ip=ip)
+    after = _noted(principal, made) | {"replaces": id8}
+    audit.record(conn, _actor(principal), "key.create", made.id8, None, after, ip=ip)
+    return made, new
+
+
+def revoke(conn: Connection, principal: Principal, id8: str, *, ip: str | None = None) -> None:
+    """Close a key for ever.
+
+    Raises:
+        NotFoundError: This account has no key of this id that is not revoked yet.
+    """
+    if not revoke_key(conn, principal.account_id, id8):
+        raise NotFoundError("this key")
+    after = _noted(principal, _get(conn, principal.account_id, id8))
+    audit.record(
+        conn, _actor(principal), "key.revoke", id8, after | {"open": True}, after | {"open": False}, ip=ip
+    )
+
+
+def _actor(principal: Principal) -> str:
+    return f"key:{principal.key_id}"
+
+
+def _noted(principal: Principal, key: Key) -> dict[str, Any]:
+    """Return what the audit log keeps of a key."""
+    return {
+        "account": principal.account_id,
+        "name": key.name,
+        "scopes": key.scopes,
+        "cidrs": key.cidrs,
+        "expires_at": key.expires_at,
+    }
 
 
 def _asking(conn: Connection, principal: Principal) -> Key | None:

@@ -21,7 +21,7 @@ from api.service_schemas import (
     ApiKeyWithText,
 )
 from farm import keys
-from farm.accounts import NewKey, Principal, parse_key, revoke_key
+from farm.accounts import NewKey, Principal, parse_key
 from farm.errors import InvalidFieldError, NotFoundError
 from farm.keys import Key, KeyWish
 
@@ -48,7 +48,9 @@ async def create_key(request: Request, services: ServicesDep, principal: Manager
     wish = KeyWish(body.name, body.scopes, body.cidrs, body.expires_at)
 
     def act(conn: Connection) -> Answer:
-        made = keys.create(conn, principal, services.key_pepper, wish, env=_env_of(request))
+        made = keys.create(
+            conn, principal, services.key_pepper, wish, env=_env_of(request), ip=_ip_of(request)
+        )
         return _with_text(principal, *made)
 
     return await answer_post(request, services, principal, body.model_dump(mode="json"), act)
@@ -61,7 +63,8 @@ async def rotate_key(key_id: str, request: Request, services: ServicesDep, princ
 
     def act(conn: Connection) -> Answer:
         overlap_s = body.overlap_seconds
-        made = keys.rotate(conn, principal, services.key_pepper, key_id, overlap_s=overlap_s)
+        pepper, ip = services.key_pepper, _ip_of(request)
+        made = keys.rotate(conn, principal, pepper, key_id, overlap_s=overlap_s, ip=ip)
         return _with_text(principal, *made)
 
     answer = await answer_post(request, services, principal, body.model_dump(), act)
@@ -74,8 +77,10 @@ async def delete_key(
     key_id: str, request: Request, services: ServicesDep, principal: Manager
 ) -> ApiKeyRevoked:
     """Revoke a key: at once in this process, within five seconds in every other."""
-    if not key_id.isascii() or not await services.read(revoke_key, principal.account_id, key_id):
+    if not key_id.isascii():
         raise NotFoundError("this key")
+    ip = _ip_of(request)
+    await services.read(lambda conn: keys.revoke(conn, principal, key_id, ip=ip))
     _forget(request, key_id)
     log.info("key_revoked", key=key_id, account=principal.account_id, by=principal.key_id)
     return ApiKeyRevoked(id=key_id)
@@ -84,6 +89,10 @@ async def delete_key(
 def _forget(request: Request, key_id: str) -> None:
     cache: KeyCache = request.app.state.key_cache
     cache.forget(key_id)
+
+
+def _ip_of(request: Request) -> str | None:
+    return request.client.host if request.client else None
 
 
 def _env_of(request: Request) -> str:

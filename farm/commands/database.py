@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import OperationalError
 
+from farm import audit
 from farm.accounts import SCOPES, USER_SCOPES, create_key, ensure_account, revoke_key
 from farm.commands.connection import state_path
 from farm.commands.console import note, result, result_json, table
@@ -92,6 +93,8 @@ def run_create(arguments: argparse.Namespace) -> int:
             account_id = ensure_account(conn, arguments.account)
             scopes = SCOPES if arguments.admin else tuple(arguments.scope or USER_SCOPES)
             key = create_key(conn, account_id, settings.key_pepper, name=arguments.name, scopes=scopes)
+            after = {"account": account_id, "name": arguments.name, "scopes": scopes}
+            audit.record(conn, audit.COMMAND_LINE, "key.create", key.id8, None, after)
     note("This is the only time that the key is shown:")
     if arguments.json:
         result_json({"key": key.text, "id8": key.id8, "account_id": account_id, "scopes": scopes})
@@ -116,7 +119,11 @@ def run_list(arguments: argparse.Namespace) -> int:
 def run_revoke(arguments: argparse.Namespace) -> int:
     """Close a key."""
     with database() as (engine, _), unit_of_work(engine) as conn:
-        is_closed = revoke_key(conn, ensure_account(conn, arguments.account), arguments.id8)
+        account_id = ensure_account(conn, arguments.account)
+        is_closed = revoke_key(conn, account_id, arguments.id8)
+        if is_closed:
+            change = ({"account": account_id, "open": is_open} for is_open in (True, False))
+            audit.record(conn, audit.COMMAND_LINE, "key.revoke", arguments.id8, *change)
     if not is_closed:
         raise CommandError(f"account {arguments.account} has no open key {arguments.id8}", Exit.USAGE)
     result(f"{arguments.id8} is revoked")

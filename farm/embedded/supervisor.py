@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 from sqlalchemy import Engine
 
+from farm import audit
 from farm.accounts import authenticate, create_key, ensure_account
 from farm.db import schema
 from farm.db.session import make_engine, unit_of_work
@@ -165,7 +166,9 @@ class Supervisor:
             if kept is not None and is_valid:
                 key = kept.key
             else:
-                key = create_key(conn, ensure_account(conn, ACCOUNT), pepper, name="embedded").text
+                made = create_key(conn, ensure_account(conn, ACCOUNT), pepper, name="embedded")
+                audit.record(conn, audit.SYSTEM, "key.create", made.id8, None, {"name": "embedded"})
+                key = made.text
         access = Access(settings.base_url, key)
         self._state.keep_access(access)
         return Started(access, is_new_key=not is_valid)

@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 ACCESS = "tests/service/api/dashboard/test_access.py"
 ADMINS = "tests/service/farm/test_admins.py"
+KEYS = "tests/service/api/test_keys.py"
 RENDER = "tests/unit/api/dashboard/test_render.py"
 
 DASHBOARD = (
@@ -84,5 +85,10 @@ DASHBOARD = (
         "        audit.record(conn, self.visitor.actor, action, target, before, after, ip=self.visitor.ip)",
         "        return",
         f"{ACCESS}::test_what_changes_is_written_down_with_before_and_after",
+    ),
+    Mutant(
+        "F-50", "keys rotated over HTTP are not written down", "farm/keys.py",
+        '    audit.record(conn, _actor(principal), "key.rotate", id8, before, after, ip=ip)\n', "",
+        f"{KEYS}::test_changes_of_keys_are_written_down_once_and_without_secrets",
     ),
 )  # fmt: skip

@@ -110,6 +110,36 @@ async def test_two_accounts_do_not_see_or_touch_each_others_keys(
     assert (await client.post(f"/v1/keys/{mine}/rotate", headers=stranger)).status_code == 404
 
 
+@pytest.mark.req("F-50")
+async def test_changes_of_keys_are_written_down_once_and_without_secrets(
+    client: httpx.AsyncClient, farm: Farm
+) -> None:
+    mine, twice = f"key:{farm.key.split('_')[2][:8]}", {"Idempotency-Key": "k"}
+    body = {"name": "ci", "scopes": ["videos:read"]}
+    made, _ = [(await client.post("/v1/keys", json=body, headers=twice)).json() for _ in range(2)]
+    new = (await client.post(f"/v1/keys/{made['id']}/rotate", json={"overlap_seconds": 60})).json()
+    assert (await client.delete(f"/v1/keys/{new['id']}")).status_code == 200
+    assert (await client.delete(f"/v1/keys/{new['id']}")).status_code == 404
+    assert (await client.post("/v1/keys", json={"scopes": ["admin:write"]})).status_code == 403
+    rows = farm.execute("SELECT actor, action, target, before, after, ip FROM audit_log ORDER BY id")
+    assert [(actor, action, target) for actor, action, target, *_ in rows] == [
+        (mine, "key.create", made["id"]),
+        (mine, "key.rotate", made["id"]),
+        (mine, "key.create", new["id"]),
+        (mine, "key.revoke", new["id"]),
+    ]
+    created, rotated, replacing, revoked = rows
+    assert created.before is None
+    assert created.after.items() >= {"account": farm.account_id, **body, "expires_at": None}.items()
+    assert rotated.before == created.after
+    assert rotated.after["replaced_by"] == new["id"]
+    assert rotated.after["expires_at"] is not None
+    assert replacing.after["replaces"] == made["id"]
+    assert (revoked.before["open"], revoked.after["open"]) == (True, False)
+    assert {row.ip for row in rows} == {"127.0.0.1"}
+    assert not [part for part in (made["key"], new["key"]) if part.split("_")[3] in str(rows)]
+
+
 @pytest.mark.parametrize(
     "body", [{"scopes": ["videos:all"]}, {"scopes": []}, {"cidrs": ["here"]}, {"name": "a\0"}, {"nam": "x"}]
 )

@@ -5,7 +5,9 @@ import json
 import psycopg
 import pytest
 
+from farm import audit
 from farm.accounts import SCOPES, authenticate
+from farm.audit import AuditQuery
 from farm.cli import main
 from farm.db.session import make_engine, unit_of_work
 from farm.settings import Settings
@@ -52,6 +54,17 @@ def test_created_key_opens_until_it_is_revoked(
     with unit_of_work(engine) as conn:
         assert authenticate(conn, key, settings.key_pepper) is None
     assert main(["key", "revoke", "--account", "studio", listed["id8"]]) == 2
+
+    with unit_of_work(engine) as conn:
+        entries = audit.list_entries(conn, AuditQuery(target=listed["id8"])).entries
+    assert [(entry.actor, entry.action) for entry in entries] == [
+        (audit.COMMAND_LINE, "key.revoke"),
+        (audit.COMMAND_LINE, "key.create"),
+    ]
+    made = entries[1].after or {}
+    assert (made["name"], made["scopes"]) == ("ci", ["videos:read"])
+    assert [(change or {}).get("open") for change in (entries[0].before, entries[0].after)] == [True, False]
+    assert key.split("_")[3] not in str(entries)
     engine.dispose()
 
 
