@@ -94,7 +94,7 @@ class Attempt:
     timings: dict[str, float] = field(default_factory=dict)
     is_running: bool = False
     is_over: bool = False  # its end is recorded, or it is no longer ours
-    measured: dict[str, Any] | None = None  # peaks of memory, where the agent measures
+    peaks: Callable[[], dict[str, Any]] | None = None  # of memory until now, where the agent measures
     neighbours: int = 0  # other jobs that the ranks work on beside it
     _percent: int = 0
 
@@ -107,6 +107,11 @@ class Attempt:
     def request(self) -> GenerationRequest:
         """The stored request, complete and validated at submit."""
         return GenerationRequest.from_json(self.claimed.job.params)
+
+    @property
+    def measured(self) -> dict[str, Any] | None:
+        """The peaks of memory until now, or of the finished render; None where nobody measures."""
+        return None if self.peaks is None else self.peaks()
 
     def open(self) -> None:
         """Make the temporary folder."""
@@ -281,9 +286,15 @@ class Attempt:
 
     def fail(self, failure: Failure) -> None:
         """End the attempt by the failure table, if the job is still ours."""
+        measured = self.measured
         job = self.write(
             lambda conn: lifecycle.fail(
-                conn, self.lease.job_id, self.lease.epoch, failure, rules=self.tools.rules
+                conn,
+                self.lease.job_id,
+                self.lease.epoch,
+                failure,
+                rules=self.tools.rules,
+                measured=measured,
             )
         )
         log.warning(

@@ -129,8 +129,18 @@ def fail(
     *,
     rules: Rules = DEFAULT_RULES,
     jitter: float | None = None,
+    measured: Mapping[str, Any] | None = None,
 ) -> Job | None:
     """End an attempt by the failure table: requeue, fail, or cancel if that was asked for.
+
+    Args:
+        conn: A transaction of the caller.
+        job_id: Of the job.
+        epoch: Of the attempt.
+        failure: What ended it.
+        rules: Of the farm.
+        jitter: From -1 to 1, instead of a drawn one.
+        measured: Peaks of memory until then, kept with the attempt.
 
     Returns:
         The job afterwards (its `state` says which of the three); None when fenced out.
@@ -139,7 +149,8 @@ def fail(
     if held is None:
         return None
     spread = _RANDOM.uniform(-1, 1) if jitter is None else jitter
-    return _apply(conn, held, failure, decide(failure, held.job, rules=rules, jitter=spread))
+    action = decide(failure, held.job, rules=rules, jitter=spread)
+    return _apply(conn, held, failure, action, measured)
 
 
 def release(conn: Connection, job_id: str, epoch: int) -> Job | None:
@@ -229,7 +240,9 @@ def _cancel(conn: Connection, held: Locked) -> Job | None:
     return move(conn, held, to=State.CANCELED, event_data=data, error=error_of("canceled"))
 
 
-def _apply(conn: Connection, held: Locked, failure: Failure, action: Action) -> Job | None:
+def _apply(
+    conn: Connection, held: Locked, failure: Failure, action: Action, measured: Mapping[str, Any] | None
+) -> Job | None:
     """Do what was decided; the reason stays with the attempt, for operators."""
     profile = held.job.profile
     columns = dict(action.columns)
@@ -247,7 +260,7 @@ def _apply(conn: Connection, held: Locked, failure: Failure, action: Action) -> 
         held,
         to=action.to,
         event_data=event_data,
-        attempt={"error": reason},
+        attempt={"error": reason, "measured": measured},
         after_s=after_s,
         **columns,
     )

@@ -9,6 +9,8 @@ from farm.jobs.states import State
 from farm.profiles import Profile
 from tests.service.worker.harness import PROFILE, chaos, is_alive, wait_until
 
+ENDS = (State.SUCCEEDED, State.FAILED, State.CANCELED)
+
 
 def long_job(bench):
     job = bench.submit(chaos(step_s=0.1), steps=100)
@@ -130,3 +132,13 @@ def test_memory_is_measured_where_an_operator_asks_for_it(bench, start_agent, se
     (attempt,) = bench.attempts(done)
     assert attempt.measured["host_pss_mb"] == done.result["peak_host_pss_mb"] > 1
     assert attempt.measured["device_memory_mb"] == []  # this machine has no device
+
+
+def test_a_failed_attempt_keeps_the_peaks_of_memory_too(bench, start_agent, settings):
+    measuring = settings.worker.model_copy(update={"measure": True})
+    start_agent(settings=settings.model_copy(update={"worker": measuring}))
+    failed = bench.wait(bench.submit(chaos(do="engine_error", at=1), max_attempts=1), *ENDS)
+    (attempt,) = bench.attempts(failed)
+    assert (failed.state, attempt.outcome) == (State.FAILED, "failed")
+    assert attempt.measured["host_pss_mb"] > 1
+    assert attempt.measured["num_samples"] > 0
