@@ -1,5 +1,7 @@
 """Waves on real ranks with the chaos engine: who is rendered beside whom, and what ends whom."""
 
+import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -128,6 +130,29 @@ def test_a_fault_in_one_slot_is_that_members(bench, start_wave_agent, misdeed, c
     failed = bench.wait(bad, *ENDS)
     assert (failed.state, failed.error["code"]) == (State.FAILED, code)
     assert bench.wait(good, *ENDS).state is State.SUCCEEDED
+
+
+@pytest.mark.req("F-45")
+def test_a_killed_rank_costs_every_member_this_attempt_and_no_more(bench, start_wave_agent):
+    agent = start_wave_agent()
+    jobs = [submit_long(bench), submit_long(bench)]
+    pids = agent.pids
+    for job in jobs:
+        bench.wait_for_step(job)
+    os.kill(pids[1], signal.SIGKILL)  # of one replica; the other does what it should
+    assert [bench.wait(job, *ENDS).state for job in jobs] == [State.SUCCEEDED] * 2
+    for job in jobs:
+        found = bench.job(job.id)
+        assert (found.infra_losses, found.crashed_waves, found.crash_count, found.attempts) == (1, 1, 0, 2)
+        lost, won = bench.attempts(job)
+        assert (lost.outcome, lost.error["code"], won.outcome) == ("requeued", "crash", "succeeded")
+        assert bench.event_types(job).count("running") == 2
+    wait_until(lambda: all_waves(bench)[0].ended_at, "the second wave's end")
+    second, first = all_waves(bench)
+    assert (first.outcome, second.outcome, second.fill) == ("crashed", "ended", "full")
+    for wave in (first, second):
+        assert {member.job_id for member in wave.members} == {job.id for job in jobs}
+    assert not set(pids) & set(agent.pids)  # the healthy replica was restarted with it
 
 
 @pytest.mark.req("F-46")
