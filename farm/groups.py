@@ -1,8 +1,9 @@
 """Worker groups: their rows, heartbeats, what operators want of them, and which profiles are live.
 
 A wish is one word in the group's row, which its agent reads with every heartbeat. `paused` and no wish are
-states that last; `draining` and `leaving` end the agent, the second without waiting for its job; `restarting`
-is done once, between two jobs, and then forgotten. Leases of jobs are in `farm/jobs`.
+states that last; `draining` and `leaving` end the agent, the second without waiting for its job. `changing`
+ends it like `draining`, and its process then serves `wanted_profile` on the same devices, as another group.
+`restarting` is done once, between two jobs, and then forgotten. Leases of jobs are in `farm/jobs`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,9 @@ from sqlalchemy.dialects.postgresql import insert
 
 from farm.clock import db_now, db_seconds
 from farm.db.tables import job, profile_control, worker_group
-from farm.errors import GroupGoneError, NotFoundError
+from farm.errors import GroupGoneError, InvalidFieldError, NotFoundError
 from farm.jobs.states import ACTIVE
+from farm.profiles import Profiles
 
 FRESH_S = 30.0
 
@@ -28,6 +30,7 @@ class Wish(StrEnum):
     DRAINING = "draining"  # claim nothing more, finish the jobs it holds, and leave
     LEAVING = "leaving"  # the same, but give the jobs back at once
     PAUSED = "paused"  # claim nothing more, and stay
+    CHANGING = "changing"  # finish the jobs it holds, and serve another profile
     RESTARTING = "restarting"  # start its ranks anew after the jobs it holds; also ends `sick`
 
 
@@ -71,6 +74,7 @@ class GroupStatus:
     state: str
     wanted_state: str | None
     wanted_by: str | None
+    wanted_profile: str | None
     engine_fingerprint: dict[str, Any] | None
     deterministic: bool | None
     contract_versions: list[int]
@@ -91,6 +95,7 @@ def register(conn: Connection, group: Group) -> None:
         "state": "booting",
         "wanted_state": None,
         "wanted_by": None,
+        "wanted_profile": None,
         "engine_fingerprint": None,
         "deterministic": group.deterministic,
         "contract_versions": list(group.contract_versions),
@@ -190,11 +195,13 @@ def get_group(conn: Connection, group_id: str) -> GroupStatus:
     return GroupStatus(**row, jobs=_held_jobs(conn, [group_id]).get(group_id, []))
 
 
-def set_wanted_state(conn: Connection, group_id: str, wanted: Wish | None, by: str) -> GroupStatus:
+def set_wanted_state(
+    conn: Connection, group_id: str, wanted: Wish | None, by: str, *, profile: str | None = None
+) -> GroupStatus:
     """Ask something of a group, or take back what was asked for; its agent hears of it within a heartbeat.
 
     A drain that is taken back while the group still works is forgotten; once the agent has left, it is too
-    late. Whoever calls writes the audit log.
+    late. Whoever calls writes the audit log. `profile` belongs to `changing`; `change_profile` checks it.
 
     Raises:
         NotFoundError: There is none of this id.
@@ -207,8 +214,46 @@ def set_wanted_state(conn: Connection, group_id: str, wanted: Wish | None, by: s
     if state == "gone":
         raise GroupGoneError(group_id)
     row = update(worker_group).where(worker_group.c.id == group_id)
-    conn.execute(row.values(wanted_state=wanted, wanted_by=by))
+    conn.execute(row.values(wanted_state=wanted, wanted_by=by, wanted_profile=profile))
     return get_group(conn, group_id)
+
+
+def fitting_profiles(group: GroupStatus, profiles: Profiles) -> list[str]:
+    """Return the other profiles that run on exactly as many devices as the group has."""
+    num_devices = _num_devices(group)
+    others = (row for row in profiles.by_name.values() if row.name != group.profile)
+    return [row.name for row in others if row.devices == num_devices]
+
+
+def change_profile(
+    conn: Connection, group_id: str, name: str, profiles: Profiles, by: str
+) -> tuple[GroupStatus, GroupStatus]:
+    """Ask a group to serve another profile once its jobs are done; return it before and after.
+
+    Raises:
+        NotFoundError, GroupGoneError: As for `set_wanted_state`.
+        InvalidFieldError: There is no such profile, the group serves it, or it needs other devices.
+    """
+    before = get_group(conn, group_id)
+    wanted = profiles.get(name)
+    if name == before.profile:
+        raise InvalidFieldError("profile", f"group {group_id} serves {name} already")
+    fitting = fitting_profiles(before, profiles)
+    if name not in fitting:
+        raise InvalidFieldError(
+            "profile",
+            f"{name} runs on {wanted.devices or 'no'} devices, and group {group_id} has "
+            f"{_num_devices(before) or 'none'}; {', '.join(fitting) or 'no other profile'} would fit",
+        )
+    return before, set_wanted_state(conn, group_id, Wish.CHANGING, by, profile=name)
+
+
+def wanted_profile(conn: Connection, group_id: str, boot_id: str) -> str | None:
+    """Return what the group of this agent shall serve next; None if nobody wants that, or not any more."""
+    mine = (worker_group.c.id == group_id) & (worker_group.c.boot_id == boot_id)
+    query = select(worker_group.c.wanted_profile).where(mine, worker_group.c.wanted_state == Wish.CHANGING)
+    found: str | None = conn.execute(query).scalar_one_or_none()
+    return found
 
 
 def forget_wish(conn: Connection, group_id: str, boot_id: str, wish: Wish) -> None:
@@ -217,6 +262,10 @@ def forget_wish(conn: Connection, group_id: str, boot_id: str, wish: Wish) -> No
     conn.execute(
         update(worker_group).where(mine, worker_group.c.wanted_state == wish).values(wanted_state=None)
     )
+
+
+def _num_devices(group: GroupStatus) -> int:
+    return len(group.devices.split(",")) if group.devices else 0
 
 
 _ORDER = ("profile", "host", "devices", "id")

@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 from api.dashboard.changes import Act, Change, Done, change_route
 from api.dashboard.pages import Ask, Context, Page
 from farm.clock import now
-from farm.groups import Wish, get_group, list_groups, set_wanted_state
+from farm.groups import Wish, change_profile, fitting_profiles, get_group, list_groups, set_wanted_state
 from farm.profile_control import FILLS, Control, list_controls
 from farm.quarantine import list_quarantine
 from farm.watch.service import busy_shares
@@ -25,8 +25,10 @@ WISHES: dict[str, tuple[Wish | None, str]] = {
 
 async def load_groups(ask: Ask) -> Context:
     """Read all groups with what they hold and how busy they were."""
+    groups, profiles = await ask.services.look(list_groups), ask.services.profiles
     return {
-        "groups": await ask.services.look(list_groups),
+        "groups": groups,
+        "fitting": {group.id: fitting_profiles(group, profiles) for group in groups},
         "busy": await ask.services.look(busy_shares),
     }
 
@@ -73,9 +75,29 @@ def wish_for(name: str) -> Act:
     return ask_group
 
 
+async def change_group_profile(change: Change) -> Done:
+    """Ask a group to serve another profile."""
+    group_id, name = change.part("group_id"), change.word("profile")
+
+    def work(conn: Connection) -> None:
+        profiles, actor = change.services.profiles, change.visitor.actor
+        before, after = change_profile(conn, group_id, name, profiles, actor)
+        was = {"profile": before.profile, "wanted_state": before.wanted_state}
+        change.note(
+            conn, "group.profile", group_id, was, {"profile": name, "wanted_state": after.wanted_state}
+        )
+
+    await change.services.read(work)
+    said = f"{group_id}: It finishes what it holds, leaves, and comes back as a group of {name}."
+    return Done(said, members={"id": group_id, "wanted_state": Wish.CHANGING, "wanted_profile": name})
+
+
 PAGES = (
     Page("/groups", "groups", "groups", load_groups, regions=("group_list",)),
     Page("/waves", "waves", "waves", load_waves, regions=("wave_list",)),
     Page("/quarantine", "quarantine", "quarantine", load_quarantine, regions=("quarantine_list",)),
 )
-CHANGES = tuple(change_route(f"/groups/{{group_id}}/{name}", wish_for(name)) for name in WISHES)
+CHANGES = (
+    *(change_route(f"/groups/{{group_id}}/{name}", wish_for(name)) for name in WISHES),
+    change_route("/groups/{group_id}/profile", change_group_profile),
+)

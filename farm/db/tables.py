@@ -439,6 +439,7 @@ worker_group = Table(
     Column("state", Text, nullable=False),
     Column("wanted_state", Text),  # what an operator asks for, or nothing; `farm/groups.py` says what each is
     Column("wanted_by", Text),
+    Column("wanted_profile", Text),  # what it shall serve next, while `changing` is wanted
     Column("engine_fingerprint", JSONB),
     Column("deterministic", Boolean),
     Column(
@@ -450,7 +451,9 @@ worker_group = Table(
     CheckConstraint(
         "state IN ('booting', 'ready', 'busy', 'draining', 'paused', 'sick', 'gone')", name="state"
     ),
-    CheckConstraint("wanted_state IN ('draining', 'leaving', 'paused', 'restarting')", name="wanted_state"),
+    CheckConstraint(
+        "wanted_state IN ('draining', 'leaving', 'paused', 'restarting', 'changing')", name="wanted_state"
+    ),
 )
 
 # What an operator has set for a profile; a profile without a row runs by the defaults.

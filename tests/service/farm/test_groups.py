@@ -3,8 +3,10 @@
 import pytest
 
 from farm import groups
-from farm.errors import NotFoundError
-from farm.groups import Group
+from farm.errors import GroupGoneError, InvalidFieldError, NotFoundError
+from farm.groups import Group, Wish
+from farm.profiles import load_profiles
+from farm.settings import SHIPPED_PROFILES
 
 
 def test_a_group_registers_as_booting_and_then_says_how_it_is(driver):
@@ -62,3 +64,43 @@ def test_silent_groups_are_gone_after_thirty_seconds_and_come_back_with_a_heartb
     assert driver.sql("SELECT id FROM worker_group WHERE state = 'gone'") == [("silent",)]
     driver.run(groups.heartbeat, "silent", "boot-of-silent", "ready")
     assert driver.sql("SELECT id FROM worker_group WHERE state = 'gone'") == []
+
+
+def test_group_is_asked_for_another_profile_of_as_many_devices(driver):
+    profiles = load_profiles(SHIPPED_PROFILES)
+    driver.run(groups.register, Group("g", "host-1", "sp4", "0,1,2,3", "boot-1"))
+    before, after = driver.run(groups.change_profile, "g", "dlo-sp4", profiles, "admin:alice")
+    assert (before.wanted_state, before.wanted_profile) == (None, None)
+    assert (after.wanted_state, after.wanted_profile, after.wanted_by) == (
+        Wish.CHANGING,
+        "dlo-sp4",
+        "admin:alice",
+    )
+    assert "dlo-dp4" in groups.fitting_profiles(after, profiles)
+    assert driver.run(groups.wanted_profile, "g", "boot-1") == "dlo-sp4"
+    assert driver.run(groups.wanted_profile, "g", "boot-2") is None
+    driver.run(groups.set_wanted_state, "g", Wish.DRAINING, "admin:alice")
+    assert driver.run(groups.wanted_profile, "g", "boot-1") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("sp4", "serves sp4 already"),
+        ("tiny-cpu", "tiny-cpu runs on no devices, and group g has 4; dlo-sp4, "),
+        ("layerwise-1gpu", "layerwise-1gpu runs on 1 devices, and group g has 4"),
+        ("auto", "profile must be auto or one of"),
+    ],
+)
+def test_profile_that_does_not_fit_a_group_is_refused_in_words(driver, name, said):
+    driver.run(groups.register, Group("g", "host-1", "sp4", "0,1,2,3", "boot-1"))
+    with pytest.raises(InvalidFieldError, match=said):
+        driver.run(groups.change_profile, "g", name, load_profiles(SHIPPED_PROFILES), "admin:alice")
+    assert driver.sql("SELECT wanted_state, wanted_profile FROM worker_group") == [(None, None)]
+
+
+def test_nobody_asks_a_group_that_has_left_for_another_profile(driver):
+    driver.run(groups.register, Group("g", "host-1", "sp4", "0,1,2,3", "boot-1"))
+    driver.sql("UPDATE worker_group SET state = 'gone'")
+    with pytest.raises(GroupGoneError):
+        driver.run(groups.change_profile, "g", "dlo-sp4", load_profiles(SHIPPED_PROFILES), "admin:alice")

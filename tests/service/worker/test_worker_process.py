@@ -7,9 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from farm.db.session import unit_of_work
 from farm.doorbell import make_celery, publish_doorbell
+from farm.groups import change_profile, list_groups
 from farm.jobs.states import State
+from farm.profiles import load_profiles
 from tests.service.worker.harness import PROFILE, chaos, descendants, is_alive, wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -77,6 +81,86 @@ def test_first_signal_finishes_the_job_and_the_second_gives_it_back(bench, start
     worker.send(signal.SIGINT)
     assert worker.wait() == 0
     assert (bench.job(long.id).state, bench.job(long.id).preemptions) == (State.QUEUED, 1)
+
+
+OTHER = "other-cpu"
+
+
+@pytest.fixture
+def two_profiles(tmp_path):
+    """A file with two profiles that fit a group without devices."""
+    file = tmp_path / "profiles.yaml"
+    row = {"devices": 0, "default_tier": "272p", "max_tier": "272p", "default_steps": 4}
+    rows = {PROFILE: row, OTHER: row}
+    file.write_text(yaml.safe_dump({"deterministic": False, "auto": [PROFILE], "profiles": rows}))
+    return file
+
+
+def change_to(bench, group_id, file, name):
+    with unit_of_work(bench.database) as conn:
+        change_profile(conn, group_id, name, load_profiles(file), "admin:alice")
+
+
+def test_group_finishes_its_job_and_its_process_serves_the_other_profile(bench, start_worker, two_profiles):
+    worker = start_worker(FARM_PROFILES_FILE=str(two_profiles))
+    job = bench.submit(chaos(step_s=0.1), steps=20)
+    bench.wait_for_step(job)
+    old_id, same = bench.job(job.id).group_id, bench.submit()
+    other = bench.submit(profile=OTHER)
+    family = descendants(worker.process.pid)
+    change_to(bench, old_id, two_profiles, OTHER)
+    bench.wait(other, State.SUCCEEDED)
+    assert (bench.job(job.id).state, bench.job(job.id).epoch) == (State.SUCCEEDED, 1)
+    assert bench.job(same.id).state is State.QUEUED
+    assert bench.group_state(old_id) == "gone"
+    assert not any(is_alive(pid) for pid in family)
+    new = bench.group(bench.job(other.id).group_id)
+    assert (new.profile, new.wanted_state, new.wanted_profile) == (OTHER, None, None)
+
+    change_to(bench, new.id, two_profiles, PROFILE)
+    bench.wait(same, State.SUCCEEDED)
+    assert bench.job(same.id).group_id == old_id  # the folder and the id of a profile stay
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert bench.group_state(old_id) == "gone"
+
+
+def test_signal_during_a_change_of_profile_ends_the_process(bench, start_worker, two_profiles):
+    worker = start_worker(FARM_PROFILES_FILE=str(two_profiles))
+    job = bench.submit(chaos(step_s=0.1), steps=100)
+    bench.wait_for_step(job)
+    group_id = bench.job(job.id).group_id
+    change_to(bench, group_id, two_profiles, OTHER)
+    wait_until(lambda: bench.group_state(group_id) == "draining", "the drain")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert bench.group_state(group_id) == "gone"
+    with unit_of_work(bench.database) as conn:
+        assert [group.profile for group in list_groups(conn)] == [PROFILE]
+
+
+def test_change_that_is_taken_back_in_time_changes_nothing(bench, start_worker, two_profiles):
+    start_worker(FARM_PROFILES_FILE=str(two_profiles))
+    job = bench.submit(chaos(step_s=0.1), steps=60)
+    bench.wait_for_step(job)
+    group_id = bench.job(job.id).group_id
+    change_to(bench, group_id, two_profiles, OTHER)
+    wait_until(lambda: bench.group_state(group_id) == "draining", "the drain")
+    bench.wish(group_id, None)
+    wait_until(lambda: bench.group_state(group_id) == "busy", "the end of the drain")
+    assert bench.wait(bench.submit(), State.SUCCEEDED).group_id == group_id
+    assert bench.group(group_id).wanted_profile is None
+
+
+def test_profile_that_the_worker_does_not_know_ends_it_with_a_reason(bench, start_worker, two_profiles):
+    worker = start_worker(FARM_PROFILES_FILE=str(two_profiles))
+    group_id = bench.wait(bench.submit(), State.SUCCEEDED).group_id
+    file = two_profiles.with_name("api.yaml")
+    file.write_text(two_profiles.read_text().replace(OTHER, "only-there"))
+    change_to(bench, group_id, file, "only-there")
+    assert worker.wait() == 1
+    assert b"profile must be auto or one of" in worker.log.read_bytes()
+    assert bench.group_state(group_id) == "gone"
 
 
 def test_worker_finds_work_without_a_broker(bench, start_worker):

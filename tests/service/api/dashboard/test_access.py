@@ -10,9 +10,10 @@ import pytest
 from sqlalchemy import text
 
 from api.dashboard import sections
-from farm import admins
+from farm import admins, groups
 from farm.admins import Role
 from farm.db.session import unit_of_work
+from farm.groups import Group
 from tests.service.api.conftest import SUBMIT, Farm
 
 PASSWORD = "correct horse battery"
@@ -319,6 +320,39 @@ async def test_waiting_job_moves_to_a_profile_that_takes_it(farm: Farm) -> None:
     assert farm.execute("SELECT profile FROM job")[0].profile == "layerwise-1gpu"
     [entry] = entries(farm, "job.reroute")
     assert (entry.before["profile"], entry.after["profile"]) == ("tiny-cpu", "layerwise-1gpu")
+
+
+@pytest.mark.req("F-50")
+async def test_group_is_asked_for_another_profile_that_fits_by_an_operator(farm: Farm) -> None:
+    make_login(farm, "olga", Role.OPERATOR)
+    make_login(farm, "victor", Role.VIEWER)
+    with unit_of_work(farm.database) as conn:
+        groups.register(conn, Group("g4", "host-4", "sp4", "0,1,2,3", "boot-4"))
+    path, form = "/groups/g4/profile", {"profile": "dlo-sp4", "back": "/admin/groups"}
+    wish = "SELECT wanted_state, wanted_profile FROM worker_group WHERE id = 'g4'"
+    async with visitor(farm, "victor") as client:
+        assert path not in (await client.get("/admin/groups")).text
+        assert (await change(client, path, **form)).status_code == 403
+    async with visitor(farm, "olga") as client:
+        shown = (await client.get("/admin/groups")).text
+        offered = re.findall("<option>([^<]+)</option>", shown)
+        assert set(offered) == {"dlo-sp4", "dlo-dp4", "dlo-dp2sp2"}  # of four devices, for this group only
+        assert (await client.post(f"/admin/api{path}", data=form, headers=ORIGIN)).status_code == 403
+        assert (await client.get(f"/admin/api{path}")).status_code == 405
+        await change(client, path, **{**form, "profile": "layerwise-1gpu"})
+        assert "runs on 1 devices, and group g4 has 4" in (await client.get("/admin/groups")).text
+        assert farm.execute(wish) == [(None, None)]
+        await change(client, path, **form)
+        assert farm.execute(wish) == [("changing", "dlo-sp4")]
+        assert "asked: changing to dlo-sp4" in (await client.get("/admin/groups")).text
+        await change(client, "/groups/g4/undrain")
+        assert farm.execute(wish) == [(None, None)]
+    [entry] = entries(farm, "group.profile")
+    assert (entry.actor, entry.target) == ("admin:olga", "g4")
+    assert (entry.before, entry.after) == (
+        {"profile": "sp4", "wanted_state": None},
+        {"profile": "dlo-sp4", "wanted_state": "changing"},
+    )
 
 
 async def test_refused_change_says_why_and_writes_nothing(farm: Farm) -> None:
