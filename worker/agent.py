@@ -136,6 +136,7 @@ class Agent:
         self._leave = threading.Event()
         self._leave_now = threading.Event()
         self._leaving_at: float | None = None
+        self.next_profile: str | None = None  # what this process shall serve after this agent
         self._is_leaving_by_wish = False
         self._is_restart_wanted = False
         self._sickness = ""
@@ -183,6 +184,7 @@ class Agent:
             self._settle_in()
             while not self.is_leaving:
                 self._turn()
+            self.next_profile = self._read_next()
         except (AgentError, DeviceError) as error:
             raise AgentError(str(error)) from error
         except Exception as error:
@@ -487,6 +489,7 @@ class Agent:
             self.group.close()
         except GroupStuckError as error:
             log.error("ranks_stuck", err=str(error))
+            self.next_profile = None  # they still hold the devices
         self._heartbeat.stop("gone")
         self._health.stop()
         self._tools.publisher.close()
@@ -516,7 +519,7 @@ class Agent:
         if wanted == "gone":
             log.error("group_taken_over", group=self.group_id)
             self.drain(now=True)
-        elif wanted in {Wish.DRAINING, Wish.LEAVING}:
+        elif wanted in {Wish.DRAINING, Wish.LEAVING, Wish.CHANGING}:
             self._is_leaving_by_wish |= not self.is_leaving
             self.drain(now=wanted == Wish.LEAVING)
         else:
@@ -538,6 +541,17 @@ class Agent:
             self._leave.clear()
             self._show()
             self._on_resume()
+
+    def _read_next(self) -> str | None:
+        """Return the profile that an operator wants next; None if the agent leaves for another reason."""
+        while self._is_leaving_by_wish and not self._leave_now.is_set():
+            try:
+                with unit_of_work(self._database) as conn:
+                    return groups.wanted_profile(conn, self.group_id, self._row.boot_id)
+            except SQLAlchemyError as error:
+                log.warning("wish_not_read", err=type(error).__name__)
+                self._leave_now.wait(REGISTER_RETRY_S)
+        return None
 
     def _must_leave(self) -> bool:
         """Tell whether the current job must be given back now."""
