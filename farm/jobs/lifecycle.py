@@ -1,7 +1,9 @@
 """What happens to a job after it was claimed, and how it ends.
 
 Every call of a worker names its epoch; a stale one changes nothing and says so by None or False, and the
-worker must then throw its result away and touch the job no more. Users' own acts (cancel, delete, retry) are
+worker must then throw its result away and touch the job no more. Where the answer to a commit is lost on its
+way, the worker asks again: a move that its epoch has made already is confirmed, and nothing is written. An
+epoch belongs to one group, so nobody else can have made it. Users' own acts (cancel, delete, retry) are
 in `farm/jobs/control.py`.
 """
 
@@ -80,12 +82,12 @@ def beat(
 
 def mark_running(conn: Connection, job_id: str, epoch: int) -> bool:
     """Record that the first rank reported work; False when fenced out."""
-    return transition(conn, job_id, to=State.RUNNING, epoch=epoch) is not None
+    return _advance(conn, job_id, epoch, State.RUNNING)
 
 
 def mark_uploading(conn: Connection, job_id: str, epoch: int) -> bool:
     """Record that the file is encoded and checked; when this returns False, nothing may be uploaded."""
-    return transition(conn, job_id, to=State.UPLOADING, epoch=epoch) is not None
+    return _advance(conn, job_id, epoch, State.UPLOADING)
 
 
 def succeed(conn: Connection, job_id: str, epoch: int, result: Result) -> bool:
@@ -94,7 +96,10 @@ def succeed(conn: Connection, job_id: str, epoch: int, result: Result) -> bool:
     False when fenced out, and when a cancel came first: then the job is canceled here. In both cases the
     output is garbage, which a sweep removes.
     """
-    held = _lock_held(conn, job_id, epoch)
+    locked = lock_job(conn, job_id)
+    if _has_made(locked, epoch, State.SUCCEEDED):
+        return True
+    held = _if_held(locked, epoch)
     if held is None or held.job.state is not State.UPLOADING:
         return False
     if held.job.cancel_requested_at is not None:
@@ -229,9 +234,25 @@ def _neighbours() -> ScalarSelect[int]:
     )
 
 
+def _advance(conn: Connection, job_id: str, epoch: int, to: State) -> bool:
+    """Move an attempt on, or confirm that it is there; False when fenced out."""
+    locked = lock_job(conn, job_id)
+    if locked is None:
+        return False
+    return _has_made(locked, epoch, to) or move(conn, locked, to=to, epoch=epoch) is not None
+
+
+def _has_made(locked: Locked | None, epoch: int, to: State) -> bool:
+    """Tell whether this epoch has brought the job to where it is: the call is a repeated one."""
+    return locked is not None and locked.job.epoch == epoch and locked.job.state is to
+
+
 def _lock_held(conn: Connection, job_id: str, epoch: int) -> Locked | None:
     """Lock a job and return it if this epoch still holds it."""
-    locked = lock_job(conn, job_id)
+    return _if_held(lock_job(conn, job_id), epoch)
+
+
+def _if_held(locked: Locked | None, epoch: int) -> Locked | None:
     return locked if locked is not None and locked.job.epoch == epoch and locked.job.is_active else None
 
 

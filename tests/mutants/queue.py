@@ -20,6 +20,16 @@ QUEUE = (
         f"{JOBS}/test_transition.py",
     ),
     Mutant(
+        "F-02", "a repeated move of a zombie is confirmed", "farm/jobs/lifecycle.py",
+        "locked.job.epoch == epoch and locked.job.state is to", "locked.job.state is to",
+        f"{JOBS}/test_transition.py",
+    ),
+    Mutant(
+        "F-02", "a repeated move throws a render away", "farm/jobs/lifecycle.py",
+        "return _has_made(locked, epoch, to) or move(", "return move(",
+        f"{WORKER}/test_agent.py::test_answers_that_are_lost_after_the_commit_cost_no_render",
+    ),
+    Mutant(
         "F-02", "beats skip the epoch check", "farm/jobs/lifecycle.py",
         "job.c.id == job_id, job.c.epoch == epoch, job.c.group_id == group_id",
         "job.c.id == job_id, job.c.group_id == group_id",

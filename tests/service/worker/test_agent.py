@@ -3,6 +3,7 @@
 import hashlib
 import json
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from io import BytesIO
 from types import SimpleNamespace
@@ -284,6 +285,27 @@ def test_agent_whose_job_was_taken_over_uploads_nothing(bench, start_agent, s3):
     assert (now.state, now.epoch, now.group_id) == (State.STARTING, 2, "group_of_another_agent")
     assert bench.assets(job) == {}
     assert stored_keys(s3) == set()
+
+
+def test_answers_that_are_lost_after_the_commit_cost_no_render(bench, start_agent, monkeypatch):
+    acts = []
+
+    @contextmanager
+    def losing_every_first_answer(database):
+        with unit_of_work(database) as conn:
+            yield conn
+        acts.append("committed")
+        if len(acts) % 2:
+            raise sqlalchemy.exc.OperationalError("COMMIT", None, ConnectionError("server closed"))
+
+    monkeypatch.setattr(attempt, "unit_of_work", losing_every_first_answer)
+    monkeypatch.setattr(attempt, "WRITE_WAIT_S", 0.01)
+    start_agent()
+    for _ in range(2):
+        job = bench.wait(bench.submit(), State.SUCCEEDED, State.FAILED)
+        assert (job.state, job.epoch) == (State.SUCCEEDED, 1)
+        assert bench.event_types(job) == ["queued", "starting", "running", "uploading", "succeeded"]
+    assert len(acts) > 6
 
 
 @pytest.mark.req("F-20")

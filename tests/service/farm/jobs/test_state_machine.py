@@ -212,6 +212,10 @@ class Queue(RuleBasedStateMachine):
         act, more = acts[to]
         held = self.holds(claim)
         accepted = self.driver.run(act, *claim, *more)
+        found = self.jobs[claim[0]]
+        if (found.epoch, found.state) == (claim[1], to):
+            assert accepted  # it asked again, since it never heard the answer; nothing changes
+            return
         is_legal = held is not None and NEXT[held.state] is to
         assert accepted == (is_legal and not (to is State.SUCCEEDED and held.is_canceling))
         if accepted:

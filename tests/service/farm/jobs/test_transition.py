@@ -5,6 +5,7 @@ from sqlalchemy.exc import DBAPIError
 
 from farm.clock import db_after
 from farm.jobs import lifecycle
+from farm.jobs.control import request_cancel
 from farm.jobs.phases import Progress
 from farm.jobs.policy import Failure, FailureKind, error_of
 from farm.jobs.states import ACTIVE, EDGES, State
@@ -93,8 +94,46 @@ def test_a_late_write_of_the_epoch_that_ended_changes_nothing(driver, end):
         driver.run(lifecycle.release, job.id, 1)
     before = driver.everything()
     for write in FENCED:
-        assert not write_as(driver, write, job, 1), write
+        is_repeat = (write, end) == ("succeed", State.SUCCEEDED)
+        assert bool(write_as(driver, write, job, 1)) == is_repeat, write
         assert driver.everything() == before, write
+
+
+@pytest.mark.req("F-02")
+@pytest.mark.parametrize("write", ACCEPTED_IN)
+def test_a_move_whose_answer_was_lost_is_confirmed_to_its_epoch_alone(driver, write):
+    job = driver.reach(ACCEPTED_IN[write])
+    assert write_as(driver, write, job, 1)
+    before = driver.everything()
+    for epoch, is_confirmed in ((1, True), (0, False), (2, False), (1, True)):
+        assert write_as(driver, write, job, epoch) is is_confirmed
+        assert driver.everything() == before
+    driver.check_invariants()
+
+
+@pytest.mark.req("F-02")
+@pytest.mark.parametrize("write", ACCEPTED_IN)
+def test_a_move_of_the_attempt_after_it_is_not_confirmed_to_a_zombie(driver, write):
+    job = driver.reach(State.RUNNING)
+    driver.run(lifecycle.release, job.id, 1)
+    assert driver.claim("group-b").epoch == 2
+    for made in ACCEPTED_IN:
+        assert write_as(driver, made, job, 2)
+        if made == write:
+            break
+    before = driver.everything()
+    assert not write_as(driver, write, job, 1)
+    assert driver.everything() == before
+
+
+@pytest.mark.req("F-05")
+def test_a_cancel_that_came_first_is_told_again(driver):
+    job = driver.reach(State.UPLOADING)
+    driver.run(request_cancel, driver.account, job.id, "user")
+    assert not driver.run(lifecycle.succeed, job.id, 1, RESULT)
+    before = driver.everything()
+    assert not driver.run(lifecycle.succeed, job.id, 1, RESULT)
+    assert driver.everything() == before
 
 
 @pytest.mark.req("F-02")
