@@ -36,6 +36,7 @@ from farm.retention import (
     expired_outputs,
     mark_images_deleted,
 )
+from farm.watch.history import take_sample
 from farm.webhooks.delivery_log import purge_old
 
 log = structlog.get_logger(__name__)
@@ -62,6 +63,7 @@ class Sweep:
     name: str
     every_s: float
     run: Callable[[Sweeper], int]
+    is_quiet: bool = False  # changes something every time, which is no news
 
 
 def sweep_leases(sweeper: Sweeper) -> int:
@@ -180,6 +182,11 @@ def sweep_uploads(sweeper: Sweeper) -> int:
     return sweeper.store.abort_stale_uploads(STALE_UPLOAD_S)
 
 
+def sweep_history(sweeper: Sweeper) -> int:
+    """Write down how the farm is, for the overview."""
+    return _once(sweeper, "history", take_sample)
+
+
 SWEEPS = (
     Sweep("leases", 5, sweep_leases),
     Sweep("ttl", 10, sweep_ttl),
@@ -195,6 +202,7 @@ SWEEPS = (
     Sweep("uploads", 3600, sweep_uploads),
     Sweep("spill", 60, sweep_spill),
     Sweep("waves", 5, sweep_waves),
+    Sweep("history", 60, sweep_history, is_quiet=True),
 )
 _NUMBERS = {sweep.name: number for number, sweep in enumerate(SWEEPS)}
 

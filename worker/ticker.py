@@ -100,7 +100,7 @@ class Ticker:
             except Exception as exc:
                 log.error("sweep_failed", sweep=sweep.name, err=type(exc).__name__, exc_info=_unexpected(exc))
             else:
-                if num_changed:
+                if num_changed and not sweep.is_quiet:
                     log.info("swept", sweep=sweep.name, num_changed=num_changed)
             self.stop.wait(sweep.every_s)
 

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Column,
     Date,
     DateTime,
+    Double,
     ForeignKey,
     Identity,
     Index,
@@ -557,4 +558,15 @@ audit_log = Table(
     Column("ip", Text),
     Index("ix_audit_log_target", "target", "id"),
     Index("ix_audit_log_actor", "actor", "id"),
+)
+
+# One row a minute for the overview; `farm/watch/history.py` keeps two days of them.
+farm_sample = Table(
+    "farm_sample",
+    metadata,
+    Column("at", _AT, primary_key=True),  # the full minute
+    Column("queued", Integer, nullable=False),
+    Column("groups_up", Integer, nullable=False),
+    Column("groups_busy", Integer, nullable=False),
+    Column("outbox_lag_s", Double, nullable=False),
 )

@@ -16,8 +16,8 @@ from farm.clock import db_now, db_seconds
 from farm.db.tables import job, outbox, webhook_attempt, webhook_delivery, webhook_endpoint, worker_group
 from farm.groups import FRESH_S
 from farm.jobs.states import ACTIVE, State
+from farm.watch.history import HOURS, History, history
 
-HOURS = 24
 _ENDINGS = text(
     """
     SELECT greatest(0, least(:hours - 1,
@@ -80,6 +80,7 @@ class Overview:
     outbox_unsent: int
     outbox_oldest_s: float | None
     sick_groups: int
+    history: History
 
 
 def overview(conn: Connection, known: Iterable[str] = ()) -> Overview:
@@ -104,6 +105,7 @@ def overview(conn: Connection, known: Iterable[str] = ()) -> Overview:
         outbox_unsent=unsent,
         outbox_oldest_s=oldest_s,
         sick_groups=sick,
+        history=history(conn),
     )
 
 

@@ -282,3 +282,7 @@ class LivedFarm:
                 }
                 conn.execute(insert(job).values(**{**row, **changes}))
         self.execute("UPDATE job SET queued_at = queued_at - interval '25 minutes' WHERE state = 'queued'")
+        self.execute(
+            "INSERT INTO farm_sample SELECT date_trunc('minute', now()) - n * interval '7 minutes',"
+            " 6 + n % 31, 3 - n / 90, 2 - n / 120, greatest(0, n % 50 - 44) FROM generate_series(0, 160) n"
+        )

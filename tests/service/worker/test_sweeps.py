@@ -8,7 +8,7 @@ from farm.db.session import make_engine, unit_of_work
 from farm.jobs.lifecycle import SWEEP_LIMIT
 from farm.jobs.states import State
 from tests.service.driver import Driver, in_threads
-from worker.sweeps import LOCK_SPACE, SWEEPS, Sweeper, sweep_leases, sweep_ttl, sweep_usage
+from worker.sweeps import LOCK_SPACE, SWEEPS, Sweeper, sweep_history, sweep_leases, sweep_ttl, sweep_usage
 
 BY_NAME = {sweep.name: (number, sweep) for number, sweep in enumerate(SWEEPS)}
 
@@ -136,4 +136,49 @@ def test_sweeps_run_as_often_as_documented():
         "uploads": 3600,
         "spill": 60,
         "waves": 5,
+        "history": 60,
     }
+
+
+def samples(driver):
+    return driver.sql("SELECT queued, groups_up, groups_busy, outbox_lag_s FROM farm_sample ORDER BY at")
+
+
+def test_the_farm_is_written_down_once_a_minute_whoever_does_it(driver, sweeper):
+    driver.register("silent", state="busy")
+    driver.sql("UPDATE worker_group SET heartbeat_at = now() - interval '1 minute'")
+    driver.register("idle")
+    driver.register("works", state="busy")
+    for _ in range(3):
+        driver.submit()
+    driver.sql("UPDATE outbox SET created_at = now() - interval '90 seconds'")
+    in_threads([lambda: sweep_history(sweeper)] * 3)
+    driver.sql("UPDATE farm_sample SET at = date_trunc('minute', now())")  # the minute may end here
+    sweep_history(sweeper)
+    first = samples(driver)[0]
+    assert tuple(first)[:3] == (3, 2, 1)
+    assert first.outbox_lag_s >= 90
+    assert driver.sql("SELECT count(DISTINCT at) = count(*), count(*) <= 2 FROM farm_sample") == [
+        (True, True)
+    ]
+
+
+def test_samples_are_kept_for_two_days_only(driver, sweeper):
+    driver.sql(
+        "INSERT INTO farm_sample SELECT date_trunc('minute', now()) - n * interval '1 minute', 0, 0, 0, 0"
+        " FROM generate_series(1, 4000) n"
+    )
+    sweep_history(sweeper)
+    [(num, is_old)] = driver.sql(
+        "SELECT count(*), bool_or(at < now() - interval '49 hours') FROM farm_sample"
+    )
+    assert 2878 <= num <= 2882
+    assert is_old is False
+
+
+def test_a_sample_is_taken_only_while_no_other_ticker_takes_it(driver, sweeper):
+    with unit_of_work(driver.engine) as conn:
+        conn.execute(select(func.pg_advisory_xact_lock(LOCK_SPACE, BY_NAME["history"][0])))
+        assert sweep_history(sweeper) == 0
+    assert samples(driver) == []
+    assert sweep_history(sweeper) == 1
