@@ -246,6 +246,8 @@ async def test_many_submits_of_one_account_at_once_hold_up_no_other(farm: Farm) 
     key = {"Authorization": f"Bearer {farm.new_key('modest')}"}
     async with farm.client(key=farm.new_key("greedy")) as app:
         with farm.database.begin() as conn:
+            # The lock is held as long as a slow machine needs for the submit below.
+            conn.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
             theirs = "SELECT id FROM account WHERE name = 'greedy'"
             conn.exec_driver_sql(f"SELECT 1 FROM account_usage WHERE account_id = ({theirs}) FOR UPDATE")
             greedy = [asyncio.create_task(app.post("/v1/videos", json=SUBMIT)) for _ in range(40)]
