@@ -273,8 +273,12 @@ class Profiles:
         return None
 
 
-def load_profiles(path: Path) -> Profiles:
+def load_profiles(path: Path, *, named_by: str = "FARM_PROFILES_FILE") -> Profiles:
     """Read and check the file.
+
+    Args:
+        path: The file.
+        named_by: What named it: said where it cannot be read.
 
     Raises:
         SettingsError: The message names the row, the member and what is allowed.
@@ -282,7 +286,7 @@ def load_profiles(path: Path) -> Profiles:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise SettingsError(f"PROFILES_FILE {path} cannot be read: {exc.strerror}") from None
+        raise SettingsError(f"{named_by} {path} cannot be read: {exc.strerror}") from None
     except yaml.YAMLError as exc:
         raise SettingsError(f"{path.name} is not YAML: {exc}") from None
     try:

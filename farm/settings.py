@@ -303,7 +303,10 @@ def load_settings(
         }
         return Settings(**values)
     except ValidationError as exc:
-        raise SettingsError("; ".join(_sentence(problem) for problem in exc.errors())) from None
+        sentences = [_sentence(problem) for problem in exc.errors()]
+        if any(problem["type"] == "missing" for problem in exc.errors()):
+            sentences.append("set what is missing, or start the embedded farm with ./magi2-farm up")
+        raise SettingsError("; ".join(sentences)) from None
 
 
 def environment(env_file: Path | None = ENV_FILE) -> dict[str, str]:
@@ -311,9 +314,12 @@ def environment(env_file: Path | None = ENV_FILE) -> dict[str, str]:
     return {name: value for name, (value, _) in _given(env_file).items()}
 
 
-def describe(settings: Settings, env_file: Path | None = ENV_FILE) -> list[SettingLine]:
-    """List every setting with its effective value and where it came from."""
+def describe(
+    settings: Settings, env_file: Path | None = ENV_FILE, *, overrides: Mapping[str, str] | None = None
+) -> list[SettingLine]:
+    """List every setting with its effective value and where it came from; `overrides` as for loading them."""
     given = {name: found for name, found in _given(env_file).items() if found[0]}
+    given |= {name: (value, "embedded farm") for name, value in (overrides or {}).items()}
     lines = []
     for path, name in sorted(_env_names().items(), key=lambda item: item[1]):
         value: Any = settings
@@ -394,6 +400,8 @@ def _sentence(problem: Any) -> str:
     name = names.get(".".join(loc[:2])) or names.get("".join(loc[:1]))
     if name is None:
         name = f"{PREFIX}{loc[0].upper()}__*" if loc and loc[0] in Settings.model_fields else "".join(loc[:1])
+    if problem["type"] == "missing":
+        return f"{name} is not set"
     return f"{name or 'settings'}: {problem['msg'].removeprefix('Value error, ')}"
 
 

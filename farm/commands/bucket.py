@@ -8,10 +8,10 @@ import argparse
 import mimetypes
 from pathlib import Path
 
+from farm.commands.connection import effective_settings, remedy
 from farm.commands.console import note, result
 from farm.commands.exits import CommandError, Exit
 from farm.commands.parsers import Subcommands
-from farm.settings import load_settings
 from farm.storage import ObjectMissingError, ObjectStore, StorageError
 
 UNFINISHED = ".unfinished"
@@ -35,7 +35,7 @@ def add_to(subcommands: Subcommands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do what was asked for; exit 3 if the store does not answer."""
-    settings = load_settings()
+    settings = effective_settings()
     store = ObjectStore(settings)
     try:
         if arguments.what == "export":
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
             result(f"bucket {settings.s3_bucket} is there")
     except StorageError as error:
         raise CommandError(
-            f"bucket {settings.s3_bucket}: {error}; check S3_ENDPOINT_URL and the AWS_* keys",
+            f"bucket {settings.s3_bucket}: {error}; {remedy('S3_ENDPOINT_URL, the AWS_* keys')}",
             Exit.UNREACHABLE,
         ) from None
     return Exit.OK

@@ -3,10 +3,11 @@
 import argparse
 from dataclasses import asdict
 
+from farm.commands.connection import effective_settings, embedded_variables
 from farm.commands.console import result_json, table
 from farm.commands.exits import Exit
 from farm.commands.parsers import Subcommands
-from farm.settings import describe, load_settings
+from farm.settings import describe
 
 
 def add_to(subcommands: Subcommands) -> None:
@@ -19,7 +20,7 @@ def add_to(subcommands: Subcommands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the settings."""
-    lines = [asdict(line) for line in describe(load_settings())]
+    lines = [asdict(line) for line in describe(effective_settings(), overrides=embedded_variables())]
     if arguments.json:
         result_json(lines)
     else:

@@ -1,11 +1,11 @@
-"""The options that name a farm and a key, and their default: the farm of the state folder."""
+"""The options that name a farm and a key, and what stands for them: the embedded farm of the state folder."""
 
 import argparse
 from pathlib import Path
 
 from farm.commands.exits import CommandError, Exit
 from farm.embedded.state import Access, StateDirectory
-from farm.settings import environment
+from farm.settings import Settings, environment, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 # In the clone, wherever one stands; where the package was installed without one, in the current folder.
@@ -21,6 +21,26 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 def state_path() -> Path:
     """Return the state folder of embedded mode: FARM_STATE_DIR, or `.state` in the clone."""
     return Path(environment().get("FARM_STATE_DIR") or DEFAULT_STATE)
+
+
+def embedded_variables() -> dict[str, str]:
+    """Return the settings of the embedded farm, where nothing else says which database is meant."""
+    path, given = state_path(), environment()
+    if given.get("DATABASE_URL") or given.get("DATABASE_URL_FILE") or not path.is_dir():
+        return {}
+    return StateDirectory(path).variables() or {}
+
+
+def effective_settings() -> Settings:
+    """Load the settings of the environment, or of the embedded farm if it is the one that is meant."""
+    return load_settings(overrides=embedded_variables())
+
+
+def remedy(variable: str) -> str:
+    """Say what to do about a server that does not answer: start the embedded farm, or check a variable."""
+    if embedded_variables():
+        return f"start the embedded farm of {state_path()} with ./magi2-farm up"
+    return f"check {variable} and that the server runs"
 
 
 def access_of(arguments: argparse.Namespace) -> Access:

@@ -9,15 +9,14 @@ from sqlalchemy.exc import OperationalError
 
 from farm import audit
 from farm.accounts import SCOPES, USER_SCOPES, create_key, ensure_account, revoke_key
-from farm.commands.connection import state_path
+from farm.commands.connection import effective_settings, remedy
 from farm.commands.console import note, result, result_json, table
 from farm.commands.exits import CommandError, Exit
 from farm.commands.parsers import Subcommands
 from farm.db import schema
 from farm.db.session import make_engine, unit_of_work
 from farm.db.tables import account, api_key
-from farm.embedded.state import StateDirectory
-from farm.settings import Settings, environment, load_settings
+from farm.settings import Settings
 
 # What may be shown of a key: never its hash.
 _COLUMNS = ("id8", "env", "name", "last4", "scopes", "created_at", "expires_at", "last_used_at", "revoked_at")
@@ -49,25 +48,17 @@ def add_to(subcommands: Subcommands) -> None:
 @contextmanager
 def database() -> Iterator[tuple[Engine, Settings]]:
     """Give an engine on the database of the environment, or of the embedded farm, and the settings."""
-    settings = load_settings(overrides=_embedded())
+    settings = effective_settings()
     engine = make_engine(settings, application="cli")
     try:
         yield engine, settings
     except OperationalError as error:
         raise CommandError(
-            f"the database cannot be reached: {type(error.orig).__name__}; check DATABASE_URL",
+            f"the database cannot be reached: {type(error.orig).__name__}; {remedy('DATABASE_URL')}",
             Exit.UNREACHABLE,
         ) from None
     finally:
         engine.dispose()
-
-
-def _embedded() -> dict[str, str]:
-    """Return the settings of the embedded farm, where nothing else says which database is meant."""
-    path, given = state_path(), environment()
-    if given.get("DATABASE_URL") or given.get("DATABASE_URL_FILE") or not path.is_dir():
-        return {}
-    return StateDirectory(path).variables() or {}
 
 
 def run_migrate(arguments: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ import redis
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
+from farm.commands.connection import effective_settings, remedy
 from farm.commands.console import result, result_json
 from farm.commands.doctor_checks import MACHINE_CHECKS, Finding, Purpose
 from farm.commands.doctor_layouts import fit
@@ -30,7 +31,7 @@ from farm.db import schema
 from farm.db.session import make_engine
 from farm.groups import list_groups
 from farm.profiles import load_profiles
-from farm.settings import Settings, load_settings
+from farm.settings import Settings
 from farm.storage import CLOCK_REFUSE_S, CLOCK_WARN_S, ObjectStore, StorageError
 from magi2.media.probe import breaches, probe
 
@@ -59,7 +60,7 @@ def add_to(subcommands: Subcommands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run all checks; exit 1 if one failed."""
-    settings = load_settings()
+    settings = effective_settings()
     purpose = _purpose(settings, arguments.profile, arguments.devices)
     findings = examine(settings, purpose)
     if arguments.json:
@@ -101,7 +102,7 @@ def check_database(settings: Settings) -> Finding:
             version = int(conn.execute(text("SHOW server_version_num")).scalar_one()) // 10_000
             current = schema.current_revision(conn)
     except SQLAlchemyError as error:
-        return Finding("database", False, type(error).__name__, "check DATABASE_URL and that the server runs")
+        return Finding("database", False, type(error).__name__, remedy("DATABASE_URL"))
     finally:
         engine.dispose()
     newest = schema.newest_revision()
@@ -136,7 +137,7 @@ def check_broker(settings: Settings) -> Finding:
         with redis.Redis.from_url(settings.redis_url, socket_timeout=5) as client:
             policy = client.config_get("maxmemory-policy")["maxmemory-policy"]
     except redis.RedisError as error:
-        return Finding("broker", False, type(error).__name__, "check REDIS_URL and that the server runs")
+        return Finding("broker", False, type(error).__name__, remedy("REDIS_URL"))
     if policy != "noeviction":
         return Finding("broker", False, f"maxmemory-policy {policy}", "set maxmemory-policy noeviction")
     return Finding("broker", True, f"maxmemory-policy {policy}")
@@ -155,7 +156,7 @@ def check_store(settings: Settings) -> Finding:
     except (StorageError, httpx.HTTPError) as error:
         return Finding(
             "object store", False, f"{type(error).__name__}: {error}",
-            "check S3_ENDPOINT_URL, FARM_S3_PUBLIC_ENDPOINT_URL, the bucket and the AWS_* keys",
+            remedy("S3_ENDPOINT_URL, FARM_S3_PUBLIC_ENDPOINT_URL, the bucket, the AWS_* keys"),
         )  # fmt: skip
     if fetched.content != content:
         return Finding(

@@ -19,7 +19,7 @@ from farm.db.session import unit_of_work
 from farm.errors import InvalidFieldError, SettingsError
 from farm.profile_control import get_control, pause_profile, resume_profile
 from farm.profiles import Profile, load_profiles
-from farm.settings import load_settings
+from farm.settings import SHIPPED_PROFILES, environment
 
 _DOING = ("name", "live_groups", "idle_groups", "queued", "oldest_queued_s", "clip_s", "estimated_start_s")
 _ROW = ("name", "devices", "ranks", "wave_size", "max_tier", "max_steps", "cache_dit", "warm_up", "spill")
@@ -60,9 +60,10 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Print the rows of the file; exit 1 with what is wrong if it cannot be used."""
-    path = arguments.file or load_settings().profiles_file
+    named = environment().get("FARM_PROFILES_FILE")
+    path = arguments.file or Path(named or SHIPPED_PROFILES)
     try:
-        profiles = load_profiles(path)
+        profiles = load_profiles(path, named_by="file" if arguments.file else "FARM_PROFILES_FILE")
     except SettingsError as error:
         raise CommandError(str(error), Exit.FAILED) from None
     rows = [_row(profile) for profile in profiles.by_name.values()]

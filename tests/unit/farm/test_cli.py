@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from farm.cli import main, make_parser
+from farm.commands.doctor import check_broker, check_database, check_store
 from farm.commands.submit import fields_of
 from farm.embedded.ports import free_ports
 from farm.embedded.state import Access, StateDirectory
@@ -115,3 +116,76 @@ def test_load_on_a_farm_that_is_away_exits_3(elsewhere: Path) -> None:
     closed = f"http://127.0.0.1:{free_ports(1)[0]}"
     StateDirectory(elsewhere / ".state").keep_access(Access(closed, "mk_live_x"))
     assert main(["loadtest"]) == 3
+
+
+@pytest.fixture
+def stopped_farm(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Leave the state folder of an embedded farm that was started and has stopped."""
+    for name in ("DATABASE_URL", "REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    port = free_ports(1)[0]
+    StateDirectory(elsewhere / ".state").keep_variables(
+        {
+            "DATABASE_URL": f"postgresql://farm:hush@127.0.0.1:{port}/farm",
+            "REDIS_URL": f"redis://:hush@127.0.0.1:{port}/0",
+            "S3_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        }
+    )
+    return elsewhere / ".state"
+
+
+def test_config_show_shows_the_embedded_farm(stopped_farm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--json"]) == 0, stopped_farm
+    shown = capsys.readouterr().out
+    lines = {line["name"]: line for line in json.loads(shown)}
+    assert "hush" not in shown
+    assert lines["S3_ENDPOINT_URL"]["value"].startswith("http://127.0.0.1:")
+    assert {lines[name]["origin"] for name in ("DATABASE_URL", "S3_ENDPOINT_URL")} == {"embedded farm"}
+    assert lines["FARM_S3_BUCKET"]["origin"] == "default"
+
+
+def test_doctor_looks_at_the_embedded_farm_and_says_to_start_it(
+    stopped_farm: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("farm.commands.doctor.CHECKS", (check_database, check_broker, check_store))
+    monkeypatch.setattr("farm.commands.doctor.MACHINE_CHECKS", ())
+    assert main(["doctor", "--json"]) == 1
+    findings = json.loads(capsys.readouterr().out)
+    assert {finding["is_ok"] for finding in findings} == {False}
+    assert {finding["fix"] for finding in findings} == {
+        f"start the embedded farm of {stopped_farm} with ./magi2-farm up"
+    }
+
+
+def test_groups_of_a_farm_that_has_stopped_name_it(
+    stopped_farm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["groups", "list"]) == 3
+    said = capsys.readouterr().err
+    assert f"start the embedded farm of {stopped_farm} with ./magi2-farm up" in said
+    assert "DATABASE_URL" not in said
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["config", "show"], ["groups", "list"], ["bucket", "check"]])
+def test_without_any_farm_the_ways_to_get_one_are_named(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("DATABASE_URL", "REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "DATABASE_URL is not set" in said
+    assert "start the embedded farm with ./magi2-farm up" in said
+
+
+def test_profiles_are_checked_without_a_farm_and_a_file_is_named_as_it_was_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("DATABASE_URL", "REDIS_URL", "FARM_PROFILES_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["profiles", "check", "--json"]) == 0
+    monkeypatch.setenv("FARM_PROFILES_FILE", "/nope.yaml")
+    assert main(["profiles", "check"]) == 1
+    assert "FARM_PROFILES_FILE /nope.yaml cannot be read" in capsys.readouterr().err
+    assert main(["profiles", "check", "/none.yaml"]) == 1
+    assert "magi2-farm: file /none.yaml cannot be read" in capsys.readouterr().err

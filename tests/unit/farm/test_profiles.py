@@ -179,7 +179,7 @@ def test_a_broken_file_is_refused_with_row_and_member(load, old, new, said):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(SettingsError, match=r"PROFILES_FILE .*absent\.yaml cannot be read"):
+    with pytest.raises(SettingsError, match=r"^FARM_PROFILES_FILE .*absent\.yaml cannot be read"):
         load_profiles(tmp_path / "absent.yaml")
 
 
