@@ -173,10 +173,14 @@ def _raise_for(answer: httpx.Response) -> None:
         body = answer.json()
     except ValueError:
         body = {}
-    lines = [f"{problem['loc']}: {problem['msg']}" for problem in body.get("errors") or []]
+    lines = [_line(problem["loc"], problem["msg"]) for problem in body.get("errors") or []]
     message = "\n".join(lines) or body.get("detail") or f"HTTP {answer.status_code}"
     code = _EXIT_OF_STATUS.get(answer.status_code, Exit.FAILED)
     raise CommandError(message, code, reason=body.get("code"))
+
+
+def _line(loc: str, msg: str) -> str:
+    return msg if msg.startswith(f"{loc} ") else f"{loc}: {msg}"
 
 
 _EXIT_OF_STATUS = {
