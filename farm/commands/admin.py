@@ -6,16 +6,19 @@ which every process of the machine could read.
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from getpass import getpass
 
 from farm import admins
-from farm.admins import Role
+from farm.admins import NameTakenError, Role
 from farm.audit import COMMAND_LINE
 from farm.commands.console import result, result_json, table
 from farm.commands.database import database
 from farm.commands.exits import CommandError, Exit
 from farm.commands.parsers import Subcommands
 from farm.db.session import unit_of_work
+from farm.errors import InvalidFieldError
 
 _COLUMNS = ("name", "role", "created_at", "last_login_at", "locked_until", "disabled_at")
 
@@ -39,8 +42,9 @@ def add_to(subcommands: Subcommands) -> None:
 
 def run_create(arguments: argparse.Namespace) -> int:
     """Make a login."""
-    password_hash = admins.hash_password(_read_password())
-    with database() as (engine, _), unit_of_work(engine) as conn:
+    with _wrong_words():
+        password_hash = admins.hash_password(_read_password())
+    with _wrong_words(), database() as (engine, _), unit_of_work(engine) as conn:
         made = admins.create(conn, arguments.name, arguments.role, password_hash, by=COMMAND_LINE)
     result(f"{made.name} may log in at /admin as {made.role}")
     return Exit.OK
@@ -48,7 +52,8 @@ def run_create(arguments: argparse.Namespace) -> int:
 
 def run_passwd(arguments: argparse.Namespace) -> int:
     """Set a new password."""
-    password_hash = admins.hash_password(_read_password())
+    with _wrong_words():
+        password_hash = admins.hash_password(_read_password())
     with database() as (engine, _), unit_of_work(engine) as conn:
         admins.change_password(conn, arguments.name, password_hash, by=COMMAND_LINE)
     result(f"{arguments.name} has a new password; all of its sessions have ended")
@@ -64,6 +69,15 @@ def run_list(arguments: argparse.Namespace) -> int:
     else:
         table(_COLUMNS, rows)
     return Exit.OK
+
+
+@contextmanager
+def _wrong_words() -> Iterator[None]:
+    """Make what is not allowed a matter of usage, not a failure."""
+    try:
+        yield
+    except (InvalidFieldError, NameTakenError) as error:
+        raise CommandError(error.message, Exit.USAGE) from None
 
 
 def _read_password() -> str:

@@ -1,5 +1,6 @@
 """What an operator runs: schema, keys, bucket, doctor; on real servers, in process."""
 
+import io
 import json
 
 import psycopg
@@ -72,6 +73,20 @@ def test_key_of_an_administrator_has_every_scope(capsys: pytest.CaptureFixture[s
     assert main(["key", "create", "--admin", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)["scopes"]) == set(SCOPES)
     assert main(["key", "create", "--admin", "--scope", "videos:read"]) == 2
+
+
+def test_login_that_is_not_allowed_exits_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def create(name: str) -> int:
+        monkeypatch.setattr("sys.stdin", io.StringIO("a long and private phrase\n"))
+        return main(["admin", "create", name])
+
+    assert create("No Name") == 2
+    assert "is no name for a login" in capsys.readouterr().err
+    assert create("grace") == 0
+    assert create("grace") == 2
+    assert "there is a login grace already" in capsys.readouterr().err
 
 
 def test_keys_of_another_account_are_not_listed(capsys: pytest.CaptureFixture[str]) -> None:

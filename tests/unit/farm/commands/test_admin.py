@@ -16,7 +16,7 @@ def test_short_password_is_refused_before_the_database_is_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("short\n"))
-    assert main(["admin", "create", "alice"]) == 1
+    assert main(["admin", "create", "alice"]) == 2
     assert "12 to 1024" in capsys.readouterr().err
 
 
