@@ -70,8 +70,11 @@ def test_curl_lines_submit_follow_and_fetch_a_clip(
     known = {"URL": serve().url, "KEY": farm.key, "NO_PROXY": "127.0.0.1"}
     video = json.loads(bash(submit, place, **known))
     assert video["has_input_reference"]
-    farm.finish()
     known["ID"] = video["id"]
+    with pytest.raises(AssertionError, match="409"):
+        bash(fetch, place, **known)
+    assert not (place / "clip.mp4").exists()
+    farm.finish()
     assert json.loads(bash(show, place, **known))["status"] == "completed"
     bash(fetch, place, **known)
     assert (place / "clip.mp4").read_bytes() == CLIP
