@@ -10,6 +10,7 @@ from farm.commands.exits import Exit
 from farm.commands.parsers import Subcommands
 
 _COLUMNS = ("id", "state", "progress", "profile", "size", "steps", "seed", "created")
+_ATTEMPT = ("attempt", "group", "profile", "started_at", "ended_at", "outcome", "error_code")
 
 
 def add_to(subcommands: Subcommands) -> None:
@@ -56,13 +57,16 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    """Print one video object."""
+    """Print one video object and its attempts."""
     with FarmClient(connection.access_of(arguments)) as client:
         video = client.get(arguments.job_id)
+        attempts = client.read(f"/v1/videos/{arguments.job_id}/timeline")["attempts"]
     if arguments.json:
-        result_json(video)
+        result_json({**video, "attempts": attempts})
     else:
         table(("member", "value"), [{"member": name, "value": value} for name, value in video.items()])
+        if attempts:
+            table(_ATTEMPT, attempts)
     return Exit.OK
 
 

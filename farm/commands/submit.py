@@ -48,12 +48,22 @@ def run(arguments: argparse.Namespace) -> int:
         video = client.submit(fields_of(arguments), arguments.image)
         for notice in video.get("notices") or []:
             note(notice)
-        if arguments.wait or arguments.output:
-            note(f"{video['id']}, seed {video['seed']}")
-            video = client.wait(video["id"], timeout_s=arguments.timeout, show=ProgressLines(note).show)
-        if arguments.output and video["status"] == "completed":
-            client.download(video["id"], arguments.output)
-            note(f"wrote {arguments.output}")
+        last, lines = [video], ProgressLines(note)
+
+        def show(read: Video) -> None:
+            last[:] = [read]
+            lines.show(read)
+
+        try:
+            if arguments.wait or arguments.output:
+                note(f"{video['id']}, seed {video['seed']}")
+                video = client.wait(video["id"], timeout_s=arguments.timeout, show=show)
+            if arguments.output and video["status"] == "completed":
+                client.download(video["id"], arguments.output)
+                note(f"wrote {arguments.output}")
+        except CommandError:
+            _print(last[0], as_json=arguments.json)  # the job is there: a script must not lose its id
+            raise
     return _report(video, as_json=arguments.json)
 
 
@@ -64,11 +74,15 @@ def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _report(video: Video, *, as_json: bool) -> int:
+def _print(video: Video, *, as_json: bool) -> None:
     if as_json:
         result_json(video)
     else:
         result(video["id"])
+
+
+def _report(video: Video, *, as_json: bool) -> int:
+    _print(video, as_json=as_json)
     if video["status"] != "failed":
         return Exit.OK
     error = video.get("error") or {}

@@ -51,6 +51,26 @@ def test_canceled_job_is_retried_with_another_seed(run: Run, submitted: str) -> 
     assert run("jobs", "retry", submitted)[0] == 1
 
 
+def test_shown_job_has_its_attempts(run: Run, farm: Farm, submitted: str) -> None:
+    assert json.loads(run("jobs", "show", submitted, "--json")[1])["attempts"] == []
+    farm.finish()
+    shown = json.loads(run("jobs", "show", submitted, "--json")[1])
+    [attempt] = shown["attempts"]
+    assert (shown["id"], attempt["group"], attempt["outcome"]) == (submitted, "g1", "succeeded")
+    *_, names, values = run("jobs", "show", submitted)[1].splitlines()
+    assert names.split()[:3] == ["attempt", "group", "profile"]
+    assert values.split()[:2] == ["1", "g1"]
+    assert "succeeded" in values
+
+
+def test_time_that_is_over_does_not_lose_the_id(run: Run, farm: Farm) -> None:
+    submit = ("submit", "a fox", "--size", "448x256", "--wait", "--timeout", "0.1")
+    code, out = run(*submit, "--json")
+    assert (code, json.loads(out)["state"]) == (124, "queued")
+    assert run(*submit)[1].startswith("video_")
+    assert farm.num_jobs() == 2
+
+
 def test_tail_follows_a_job_to_its_end_and_tells_it_by_its_exit_code(
     run: Run, farm: Farm, submitted: str
 ) -> None:
