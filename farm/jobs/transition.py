@@ -234,7 +234,7 @@ def _attempt_change(before: Job, after: Job, at: datetime, values: Mapping[str, 
             "epoch": after.epoch,
             "group_id": after.group_id,
             "profile": after.profile,
-            "queued_at": after.queued_at,
+            "queued_at": _waiting_since(before),
             "started_at": after.started_at,
         }
         return [insert(job_attempt).values(**row, **values).cte("attempt")]
@@ -246,6 +246,14 @@ def _attempt_change(before: Job, after: Job, at: datetime, values: Mapping[str, 
         changes = {**values, "ended_at": at, "outcome": _OUTCOMES[after.state]}
     of_job = (job_attempt.c.job_id == before.id) & (job_attempt.c.epoch == before.epoch)
     return [update(job_attempt).where(of_job).values(**changes).cte("attempt")]
+
+
+def _waiting_since(before: Job) -> Any:
+    """Return since when a job that starts has waited: a requeue keeps `queued_at`, which is its place."""
+    if not before.epoch:
+        return before.queued_at
+    last_end = select(func.max(job_attempt.c.ended_at)).where(job_attempt.c.job_id == before.id)
+    return func.greatest(before.queued_at, last_end.scalar_subquery())
 
 
 def _usage_change(before: Job, after: Job, at: datetime) -> list[CTE]:

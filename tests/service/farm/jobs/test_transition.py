@@ -201,6 +201,8 @@ def test_a_second_attempt_has_times_of_its_own_and_the_job_shows_the_latest(driv
     first_attempt, second_attempt = driver.attempts(job.id)
     assert first_attempt.outcome == "requeued"
     assert second_attempt.started_at == second.started_at > first_attempt.started_at
+    # Its place in the queue is that of the first submit; what it waited is not.
+    assert second_attempt.queued_at == first_attempt.ended_at > second.queued_at == first_attempt.queued_at
     assert (second.running_at, second.uploading_at, second.finished_at) == (None, None, None)
 
 
