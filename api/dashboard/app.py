@@ -22,9 +22,9 @@ from api.dashboard.access import HOME, NEEDS_LOGIN, ROOT, Desk, to_login
 from api.dashboard.live import live_route
 from api.dashboard.render import HEADERS, STATIC, page
 from api.deps import Services
-from api.problems import as_farm_error
+from api.problems import as_farm_error, problem_response
 from api.readiness import ReadinessProbe
-from farm.errors import FarmError
+from farm.errors import AuthenticationError, FarmError
 
 KEEP_STATIC = "public, max-age=604800, immutable"
 
@@ -88,6 +88,10 @@ async def _refuse(request: Request, exc: Exception) -> Response:
     if error.code == "internal":
         raise exc
     if error.code == NEEDS_LOGIN:
+        # A browser sends the form of a page whose session has ended; everybody else is told plainly.
+        is_form = "text/html" in request.headers.get("accept", "")
+        if request.url.path.startswith(f"{ROOT}/api/") and not is_form:
+            return problem_response(AuthenticationError(), request.scope["request_id"])
         return to_login(request)
     response = page(request, "error.html", None, error.http_status, error=error)
     if error.retry_after_s is not None:

@@ -93,7 +93,12 @@ async def test_change_needs_session_token_and_own_origin(farm: Farm) -> None:
     async with farm.client() as client:
         del client.headers["Authorization"]
         stranger = await client.post(path, data={"csrf": token}, headers=ORIGIN)
-    assert (stranger.status_code, stranger.headers["location"]) == (303, "/admin/login")
+        browser = await client.post(path, headers={**ORIGIN, "Accept": "text/html,*/*;q=0.8"})
+        reader = await client.get("/admin/api/overview")
+    for answer in (stranger, reader):
+        assert (answer.status_code, answer.json()["code"]) == (401, "invalid_api_key")
+        assert answer.headers["content-type"] == "application/problem+json"
+    assert (browser.status_code, browser.headers["location"]) == (303, "/admin/login")
 
 
 @pytest.mark.req("F-50")
