@@ -38,6 +38,8 @@ FILE_KINDS = {
     "meta": ".json",
     "input": ".png",
 }
+# What a worker times as a whole lies between the engine's phases and the upload.
+_IN_ORDER = (*PHASES[:-1], "render", "check", PHASES[-1])
 # How the form spells groups of states.
 STATE_GROUPS = {
     "active": ("starting", "running", "uploading"),
@@ -91,9 +93,14 @@ async def load_jobs(ask: Ask) -> Context:
         "filters": filters,
         "is_filtered": any(filters.values()),
         "before": ask.word("before"),
-        "states": [*State, *STATE_GROUPS],
-        "profiles": list(ask.services.profiles.by_name),
+        "states": _choices([*State, *STATE_GROUPS], filters["state"]),
+        "profiles": _choices(list(ask.services.profiles.by_name), filters["profile"]),
     }
+
+
+def _choices(known: list[str], given: str) -> list[str]:
+    """Return what a form offers, with what was asked for: else it would show "any" instead."""
+    return known if not given or given in known else [*known, given]
 
 
 async def load_bulk(ask: Ask) -> Context:
@@ -145,6 +152,7 @@ async def load_job(ask: Ask) -> Context:
         "now_doing": await _progress(services, job),
         "estimate": estimate,
         "phases": PHASES,
+        "stage_times": in_order((job.result or {}).get("stage_durations") or {}),
         "steps": timeline_of(found),
         "spans": spans_of(found),
         "attempts": [attempt_of(each, found, services) for each in found.attempts],
@@ -196,9 +204,12 @@ def spans_of(found: Whole) -> list[Span]:
     if not found.events:
         return spans
     origin = found.events[0].at
+    last_end: datetime | None = None
     for attempt in found.attempts:
+        # Attempts of earlier releases carry the first submit, whatever came before them.
+        waiting_since = max(attempt.queued_at, last_end or attempt.queued_at)
         marks = [
-            ("waiting", attempt.queued_at, "wait"),
+            ("waiting", waiting_since, "wait"),
             ("starting", attempt.started_at, "start"),
             ("running", attempt.running_at, "run"),
             ("uploading", attempt.uploading_at, "upload"),
@@ -208,6 +219,7 @@ def spans_of(found: Whole) -> list[Span]:
         for (name, begin, kind), (_, end, _) in pairwise(known):
             span = Span(name, (begin - origin).total_seconds(), (end - origin).total_seconds(), kind)
             spans.append(span)
+        last_end = attempt.ended_at
     return spans
 
 
@@ -224,18 +236,32 @@ def attempt_of(attempt: Attempt, found: Whole, services: Services) -> dict[str, 
         "gpu_s": gpu_s,
         "cost": None if price is None else gpu_s / 3600 * price,
         "error": error,
+        "timings": in_order(attempt.timings or {}),
         "log": log_of(detail),
         "detail": {name: value for name, value in detail.items() if name != "log"},
     }
+
+
+def in_order(times: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return times of phases as these follow each other, which PostgreSQL does not keep; others come last."""
+    place = {name: index for index, name in enumerate(_IN_ORDER)}
+    return sorted(times.items(), key=lambda item: place.get(item[0], len(place)))
 
 
 def log_of(detail: dict[str, Any]) -> str:
     """Return the tail of the engine's log that a failure kept."""
     for name in ("log", "log_tail", "stderr", "traceback"):
         value = detail.get(name)
+        if isinstance(value, dict) and value:
+            parts = [f"rank {rank}:\n{_lines(lines) or 'no output'}" for rank, lines in value.items()]
+            return "\n\n".join(parts)
         if value:
-            return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+            return _lines(value)
     return ""
+
+
+def _lines(value: object) -> str:
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value or "")
 
 
 def curl_of(job: Job, base_url: str) -> str:

@@ -1,8 +1,10 @@
 """Pages of storage, the audit log and the system itself."""
 
+import ast
 import asyncio
 import importlib.metadata
 import platform
+from dataclasses import replace
 
 from sqlalchemy import Connection, text
 from starlette.requests import Request
@@ -15,7 +17,7 @@ from farm.admins import Role, list_admins
 from farm.audit import AuditQuery, list_entries
 from farm.clock import now
 from farm.db.schema import current_revision, newest_revision
-from farm.settings import describe
+from farm.settings import SettingLine, Settings, describe
 from farm.storage import StorageError
 from farm.watch.overview import overview
 from farm.watch.service import storage
@@ -60,9 +62,23 @@ async def load_system(ask: Ask) -> Context:
         "server": server,
         "readiness": readiness,
         "clock_offset_s": await _clock_offset(ask),
-        "settings": describe(services.settings) if ask.visitor.may(Role.OPERATOR) else [],
+        "settings": _settings(services.settings) if ask.visitor.may(Role.OPERATOR) else [],
         "admins": await services.look(list_admins) if ask.visitor.may(Role.ADMIN) else [],
     }
+
+
+def _settings(settings: Settings) -> list[SettingLine]:
+    return [replace(line, value=plain(line.value)) for line in describe(settings)]
+
+
+def plain(value: str) -> str:
+    """Write a setting as one who does not know Python would: as the environment spells it, if it does."""
+    if value[:1] in {"[", "("}:
+        try:
+            return ", ".join(map(str, ast.literal_eval(value))) or "none"
+        except (SyntaxError, ValueError):
+            return value
+    return {"None": "not set", "True": "true", "False": "false", "": "empty"}.get(value, value)
 
 
 def _database(conn: Connection) -> tuple[str | None, str]:
