@@ -138,12 +138,15 @@ class ProfileState(_Answer):
     """How a profile is doing now."""
 
     name: str
+    paused: bool = Field(description="Its jobs wait and new ones are refused until an operator resumes it.")
     live_groups: int
     idle_groups: int
     queued: int
     oldest_queued_s: float | None
     clip_s: float | None = Field(description="What a clip with the profile's defaults takes, once known.")
-    estimated_start_s: float | None = Field(description="For a job submitted now; null where unknown.")
+    estimated_start_s: float | None = Field(
+        description="For a job submitted now; null where unknown or paused."
+    )
 
 
 class ProfileStateList(_Answer):

@@ -2,6 +2,7 @@
 
 from api.dashboard.access import desk_of
 from api.dashboard.pages import Ask, Context, Page
+from farm.profile_control import paused_profiles
 from farm.watch.overview import Overview, overview
 
 MAX_LAG_S = 30.0
@@ -10,10 +11,12 @@ OLD_S = 3600.0
 
 
 async def load(ask: Ask) -> Context:
-    """Read the overview and what is degraded; profiles that nobody serves or uses are left out."""
-    found = await ask.services.look(overview)
+    """Read the overview and what is degraded; profiles that nobody serves, uses or paused are left out."""
+    paused = await ask.services.look(paused_profiles)
+    found = await ask.services.look(overview, paused)
     readiness = await desk_of(ask.request).readiness.answer()
-    return {"farm": found, "warnings": warnings_of(found, readiness.degraded, readiness.checks)}
+    warnings = warnings_of(found, readiness.degraded, readiness.checks)
+    return {"farm": found, "paused": paused, "warnings": warnings}
 
 
 def warnings_of(farm: Overview, degraded: list[str], checks: dict[str, str]) -> list[tuple[str, str, str]]:
@@ -26,8 +29,8 @@ def warnings_of(farm: Overview, degraded: list[str], checks: dict[str, str]) -> 
     found += [("warn", f"degraded: {part.replace('_', ' ')}", "/system") for part in degraded]
     for profile in farm.profiles:
         if profile.queued and not profile.groups_up:
-            text = f"{profile.queued} jobs wait for {profile.name}, which no group serves"
-            found.append(("bad", text, "/groups"))
+            text = _count(profile.queued, "job waits", "jobs wait")
+            found.append(("bad", f"{text} for {profile.name}, which no group serves", "/groups"))
         elif profile.oldest_s is not None and profile.oldest_s > OLD_S:
             found.append(("warn", f"the oldest job of {profile.name} has waited for over an hour", "/queue"))
     if farm.sick_groups:

@@ -12,6 +12,7 @@ from api.service_schemas import GpuSeconds, ProfileState, ProfileStateList, Usag
 from farm.accounts import Principal, usage
 from farm.errors import NotFoundError
 from farm.jobs.estimates import Queue, queues
+from farm.profile_control import paused_profiles
 
 router = APIRouter(prefix="/v1", tags=["service"], responses={"4XX": {"model": ProblemBody}})
 
@@ -51,18 +52,21 @@ async def get_usage(
 
 def _states(conn: Connection, services: Services) -> list[ProfileState]:
     found = queues(conn)
+    paused = paused_profiles(conn)
     states = []
     for profile in services.profiles.by_name.values():
         queue = found.get(profile.name, Queue())
         clip_s = services.estimator.clip_s(conn, profile.name, profile.default_tier, profile.default_steps)
         start_s = None
-        if queue.live_groups and queue.idle_groups > queue.queued:
+        is_served = queue.live_groups and profile.name not in paused
+        if is_served and queue.idle_groups > queue.queued:
             start_s = 0.0
-        elif queue.live_groups and clip_s is not None:
+        elif is_served and clip_s is not None:
             start_s = services.estimator.wait_s(conn, profile.name, queue.queued + 1, clip_s)
         states.append(
             ProfileState(
                 name=profile.name,
+                paused=profile.name in paused,
                 live_groups=queue.live_groups,
                 idle_groups=queue.idle_groups,
                 queued=queue.queued,

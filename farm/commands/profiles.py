@@ -21,7 +21,16 @@ from farm.profile_control import get_control, pause_profile, resume_profile
 from farm.profiles import Profile, load_profiles
 from farm.settings import SHIPPED_PROFILES, environment
 
-_DOING = ("name", "live_groups", "idle_groups", "queued", "oldest_queued_s", "clip_s", "estimated_start_s")
+_DOING = (
+    "name",
+    "paused",
+    "live_groups",
+    "idle_groups",
+    "queued",
+    "oldest_queued_s",
+    "clip_s",
+    "estimated_start_s",
+)
 _ROW = ("name", "devices", "ranks", "wave_size", "max_tier", "max_steps", "cache_dit", "warm_up", "spill")
 
 
@@ -54,7 +63,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         result_json(rows)
     else:
-        table(_DOING, rows)
+        table(_DOING, [{**row, "paused": "yes" if row["paused"] else "no"} for row in rows])
     return Exit.OK
 
 

@@ -102,7 +102,10 @@ def _finish(farm: Farm) -> None:
 def test_profiles_and_webhooks_are_listed(run: Run, farm: Farm, url: str) -> None:
     profiles = json.loads(run("profiles", "list", "--json")[1])
     assert "tiny-cpu" in [profile["name"] for profile in profiles]
+    assert {profile["paused"] for profile in profiles} == {False}
     assert "tiny-cpu" in run("profiles", "list")[1]
+    names, values, *_ = run("profiles", "list")[1].splitlines()
+    assert (names.split()[1], values.split()[1]) == ("paused", "no")
     body = {"url": "https://hooks.example.com/", "name": "studio"}
     headers = {"Authorization": f"Bearer {farm.key}"}
     endpoint = httpx.post(f"{url}/v1/webhook_endpoints", json=body, headers=headers).json()["id"]

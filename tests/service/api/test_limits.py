@@ -8,6 +8,7 @@ from sqlalchemy import text
 
 from farm.db.session import unit_of_work
 from farm.jobs.lifecycle import finish_cancel
+from farm.profile_control import pause_profile
 from farm.settings import RateSettings
 from tests.service.api.conftest import SUBMIT, Farm
 
@@ -143,3 +144,13 @@ async def test_profiles_show_groups_queues_and_when_a_job_would_start(
     assert busy["tiny-cpu"]["oldest_queued_s"] >= 0
     others = [state for name, state in busy.items() if name != "tiny-cpu"]
     assert {(state["live_groups"], state["estimated_start_s"]) for state in others} == {(0, None)}
+
+
+async def test_paused_profile_says_so_and_promises_no_start(client: httpx.AsyncClient, farm: Farm) -> None:
+    with unit_of_work(farm.database) as conn:
+        pause_profile(conn, "tiny-cpu", "admin:alice", "secret weights")
+    answer = await client.get("/v1/profiles")
+    states = {state["name"]: state for state in answer.json()["data"]}
+    assert [name for name, state in states.items() if state["paused"]] == ["tiny-cpu"]
+    assert (states["tiny-cpu"]["live_groups"], states["tiny-cpu"]["estimated_start_s"]) == (1, None)
+    assert "secret weights" not in answer.text

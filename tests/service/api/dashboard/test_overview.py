@@ -3,6 +3,8 @@
 import re
 
 from api.dashboard import overview as page
+from farm.db.session import unit_of_work
+from farm.profile_control import pause_profile
 from farm.watch.overview import overview
 from tests.service.api.conftest import Farm
 from tests.service.api.dashboard.test_access import make_login, visitor
@@ -48,3 +50,21 @@ def test_hours_without_a_ticker_are_gaps(farm: Farm) -> None:
         found = overview(conn).history
     assert found.queued == [None] * 21 + [40, None, 9]
     assert page.PAGES[0].regions == ("warnings", "totals", "profiles")  # the charts come with the live part
+
+
+async def test_paused_profile_is_told_even_if_nobody_serves_or_uses_it(farm: Farm) -> None:
+    make_login(farm)
+    async with visitor(farm) as client:
+        assert "s-paused" not in (await client.get("/admin/")).text
+        with unit_of_work(farm.database) as conn:
+            pause_profile(conn, "sp4", "admin:alice")
+        shown = (await client.get("/admin/")).text
+    assert re.findall(r'">([^<]+)</a> <span class="badge s-paused">', shown) == ["sp4"]
+
+
+async def test_search_for_a_state_that_is_none_is_refused(farm: Farm) -> None:
+    make_login(farm)
+    async with visitor(farm) as client:
+        shown = (await client.get("/admin/jobs?state=zzz")).text
+    assert "state is &#39;zzz&#39;; use one of" in shown
+    assert "<option selected>zzz</option>" in shown
