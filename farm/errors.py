@@ -109,8 +109,9 @@ class NotFinishedError(FarmError):
 class GroupGoneError(FarmError):
     """The agent of the group has left; nobody would obey."""
 
-    def __init__(self, group_id: str) -> None:
-        message = f"group {group_id} is gone: its agent has left; start its worker again instead"
+    def __init__(self, group_id: str, *, is_drained: bool = False) -> None:
+        remedy = "take its drain back first" if is_drained else "start its worker again instead"
+        message = f"group {group_id} is gone: its agent has left; {remedy}"
         super().__init__("group_gone", 409, message)
 
 

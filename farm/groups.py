@@ -1,9 +1,10 @@
 """Worker groups: their rows, heartbeats, what operators want of them, and which profiles are live.
 
 A wish is one word in the group's row, which its agent reads with every heartbeat. `paused` and no wish are
-states that last; `draining` and `leaving` end the agent, the second without waiting for its job. `changing`
-ends it like `draining`, and its process then serves `wanted_profile` on the same devices, as another group.
-`restarting` is done once, between two jobs, and then forgotten. Leases of jobs are in `farm/jobs`.
+states that last; `draining` and `leaving` end the agent, the second without waiting for its job, and the
+group stays away until they are taken back, however often its process is started anew. `changing` ends it like
+`draining`, and its process then serves `wanted_profile` on the same devices, as another group. `restarting`
+is done once, between two jobs, and then forgotten. Leases of jobs are in `farm/jobs`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -86,7 +87,10 @@ class GroupStatus:
 
 
 def register(conn: Connection, group: Group) -> None:
-    """Write the row of an agent that starts, as `booting`; earlier wishes for it are forgotten."""
+    """Write the row of an agent that starts, as `booting`; earlier wishes for it are forgotten.
+
+    An agent asks `is_drained` first: one that an operator has drained does not start.
+    """
     values: dict[str, Any] = {
         "host": group.host,
         "profile": group.profile,
@@ -167,10 +171,13 @@ def mark_gone(conn: Connection) -> int:
 
 
 def list_groups(conn: Connection, *, with_gone: bool = True) -> list[GroupStatus]:
-    """Return all groups with the jobs they hold, by profile and host; those that are gone come last."""
+    """Return all groups with the jobs they hold, by profile and host; those that are gone come last.
+
+    One that is drained is not called gone: it comes back when the drain is taken back.
+    """
     query = select(worker_group, _is_live().label("is_live"))
     if not with_gone:
-        query = query.where(worker_group.c.state != "gone")
+        query = query.where((worker_group.c.state != "gone") | worker_group.c.wanted_state.in_(_DRAINED))
     rows = (
         conn.execute(
             query.order_by(worker_group.c.state == "gone", *(worker_group.c[name] for name in _ORDER))
@@ -200,22 +207,31 @@ def set_wanted_state(
 ) -> GroupStatus:
     """Ask something of a group, or take back what was asked for; its agent hears of it within a heartbeat.
 
-    A drain that is taken back while the group still works is forgotten; once the agent has left, it is too
-    late. Whoever calls writes the audit log. `profile` belongs to `changing`; `change_profile` checks it.
+    A drain that is taken back while the group still works is forgotten; once the agent has left, the next
+    one may start. Whoever calls writes the audit log. `profile` is for `changing`: see `change_profile`.
 
     Raises:
         NotFoundError: There is none of this id.
         GroupGoneError: Its agent has left, so nobody would hear of it.
     """
-    found = select(worker_group.c.state).where(worker_group.c.id == group_id).with_for_update()
-    state = conn.execute(found).scalar_one_or_none()
-    if state is None:
+    columns = worker_group.c.state, worker_group.c.wanted_state
+    found = conn.execute(
+        select(*columns).where(worker_group.c.id == group_id).with_for_update()
+    ).one_or_none()
+    if found is None:
         raise NotFoundError(f"group {group_id}")
-    if state == "gone":
-        raise GroupGoneError(group_id)
+    is_drained = found.wanted_state in _DRAINED
+    if found.state == "gone" and not (is_drained and wanted is None):
+        raise GroupGoneError(group_id, is_drained=is_drained)
     row = update(worker_group).where(worker_group.c.id == group_id)
     conn.execute(row.values(wanted_state=wanted, wanted_by=by, wanted_profile=profile))
     return get_group(conn, group_id)
+
+
+def is_drained(conn: Connection, group_id: str) -> bool:
+    """Tell whether an operator has drained the group and has not taken that back; locks its row, if any."""
+    query = select(worker_group.c.wanted_state).where(worker_group.c.id == group_id).with_for_update()
+    return conn.execute(query).scalar_one_or_none() in _DRAINED
 
 
 def fitting_profiles(group: GroupStatus, profiles: Profiles) -> list[str]:
@@ -268,6 +284,7 @@ def _num_devices(group: GroupStatus) -> int:
     return len(group.devices.split(",")) if group.devices else 0
 
 
+_DRAINED = (Wish.DRAINING, Wish.LEAVING)
 _ORDER = ("profile", "host", "devices", "id")
 
 

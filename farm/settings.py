@@ -117,6 +117,9 @@ class WorkerSettings(_Group):
     lease_s: float = Field(default=30.0, ge=1, description="How long a claim lasts without a heartbeat.")
     heartbeat_s: float = Field(default=5.0, gt=0, description="Seconds between heartbeats.")
     drain_grace_s: float = Field(default=1200.0, ge=0, description="Time a drain gives to the current job.")
+    stop_grace_s: float | None = Field(
+        default=None, ge=0, description="The same where a signal drains; none: drain_grace_s."
+    )
     measure: bool = Field(default=False, description="Sample the memory of host and devices; costs time.")
     price_per_gpu_hour: float | None = Field(
         default=None, ge=0, description="What the dashboard shows attempts to cost; none: no cost."

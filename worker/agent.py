@@ -54,6 +54,7 @@ from worker.health import BusyTime, HealthMonitor
 from worker.heartbeat import Heartbeat, Lease
 from worker.measure import MemoryWatch
 from worker.nvml import DeviceReader
+from worker.registration import register_when_wanted
 from worker.restarts import RestartPolicy
 from worker.warm_up import WarmUpFailedError, warm_up
 from worker.wave import WaveWork
@@ -62,7 +63,7 @@ log = structlog.get_logger(__name__)
 
 POLL_S = 5.0
 POLL_JITTER = 0.2
-REGISTER_RETRY_S = 2.0
+WISH_RETRY_S = 2.0
 CONTRACT_VERSIONS = (CONTRACT_VERSION,)
 
 
@@ -471,16 +472,10 @@ class Agent:
         killed = self._folder.tidy()
         if killed:
             log.warning("orphans_killed", pids=killed)
-        while not self.is_leaving:
-            try:
-                with unit_of_work(self._database) as conn:
-                    groups.register(conn, self._row)
-                break
-            except SQLAlchemyError as error:
-                log.warning("not_registered", err=type(error).__name__)
-                self._leave.wait(REGISTER_RETRY_S)
-        self._health.start()
-        self._heartbeat.start()
+        database, row, leave = self._database, self._row, self._leave
+        if register_when_wanted(database, row, leave, on_drain=self._on_drain, on_resume=self._on_resume):
+            self._health.start()
+            self._heartbeat.start()
 
     def _move_out(self) -> None:
         """Free the devices and say goodbye."""
@@ -550,14 +545,16 @@ class Agent:
                     return groups.wanted_profile(conn, self.group_id, self._row.boot_id)
             except SQLAlchemyError as error:
                 log.warning("wish_not_read", err=type(error).__name__)
-                self._leave_now.wait(REGISTER_RETRY_S)
+                self._leave_now.wait(WISH_RETRY_S)
         return None
 
     def _must_leave(self) -> bool:
         """Tell whether the current job must be given back now."""
         if self._leave_now.is_set():
             return True
-        grace_s = self._settings.worker.drain_grace_s
+        own = self._settings.worker
+        stop_grace_s = own.drain_grace_s if own.stop_grace_s is None else own.stop_grace_s
+        grace_s = own.drain_grace_s if self._is_leaving_by_wish else stop_grace_s
         return self._leaving_at is not None and monotonic_s() - self._leaving_at >= grace_s
 
     def _roomier(self, request: GenerationRequest) -> str | None:

@@ -132,7 +132,8 @@ class Heartbeat:
             self._thread.join(timeout=self._interval_s + STOP_S)
         self.show(final_state)
         try:
-            self._beat_group()
+            if self._thread.ident is not None:  # else the row is not this agent's
+                self._beat_group()
         except SQLAlchemyError as error:
             log.warning("group_not_signed_off", err=type(error).__name__)
         self._engine.dispose()

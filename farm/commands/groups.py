@@ -18,7 +18,7 @@ from farm.groups import GroupStatus, Wish, get_group, list_groups, set_wanted_st
 _COLUMNS = ("id", "host", "profile", "devices", "state", "wanted", "job", "busy_1h", "heartbeat", "problem")
 _WISHES = {
     "drain": (Wish.DRAINING, "finish what it works on and leave; --now gives the work back at once"),
-    "undrain": (None, "take back a drain, or a pause, while its agent is there"),
+    "undrain": (None, "take back a drain, or a pause; a group that has left comes back with its worker"),
     "pause": (Wish.PAUSED, "claim nothing more, and stay"),
     "restart": (Wish.RESTARTING, "start its ranks anew between two jobs; a sick group is well again"),
 }

@@ -129,7 +129,7 @@ class Supervisor:
             "FARM_STATE_DIR": str(self._state.path),
             "FARM_API_HOST": LOOPBACK,
             "FARM_API_PORT": str(self._state.api_port()),
-            "FARM_WORKER__DRAIN_GRACE_S": "0",  # an unfinished job goes back to the queue for the next start
+            "FARM_WORKER__STOP_GRACE_S": "0",  # an unfinished job goes back to the queue for the next start
         }
         if not self._names("FARM_SECRET_KEY"):
             variables["FARM_SECRET_KEY"] = drawn.secret_key

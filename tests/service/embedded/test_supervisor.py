@@ -171,6 +171,31 @@ def test_killed_supervisor_leaves_nothing_and_the_next_start_works(start_up: Cal
     start_up()
 
 
+@pytest.mark.timeout(600)
+def test_operators_drain_finishes_the_job_and_lasts_until_it_is_taken_back(shared: Up) -> None:
+    def groups(*arguments: str) -> str:
+        command = [sys.executable, "-m", "farm.cli", "groups", *arguments]
+        done = subprocess.run(
+            command, cwd=ROOT, env=shared.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    log = Path(shared.environment["FARM_STATE_DIR"]) / "logs" / "worker.log"
+    [group_id] = [group["id"] for group in json.loads(groups("list", "--json"))]
+    with client_of(shared.environment) as client:
+        request = {"prompt": "Fog lifts off a lake.", "num_inference_steps": 2, "profile": "tiny-cpu"}
+        job_id = client.post("/v1/videos", json=request).json()["id"]
+        wait_until(lambda: phase_of(client, job_id) == "denoise", f"work; {shared.text()}", 120)
+        groups("drain", group_id)
+        wait_until(lambda: "worker ended with exit code 0" in shared.text(), "the drain", 300)
+        video = client.get(f"/v1/videos/{job_id}").json()
+        assert (video["status"], video["attempt"]) == ("completed", 1)
+        wait_until(lambda: "groups undrain" in log.read_text(), "the wait for undrain", 60)
+    groups("undrain", group_id)
+    wait_until(lambda: '"ready"' in groups("list", "--json"), "the group at work again", 120)
+
+
 def test_crashed_role_is_started_again(shared: Up) -> None:
     [api] = [pid for pid in shared.pids() if "api" in words_of(pid)]
     os.kill(api, signal.SIGKILL)

@@ -40,6 +40,22 @@ def test_a_new_agent_takes_the_group_over_and_the_old_one_is_told(driver):
     assert (row.host, row.profile, row.state, row.wanted_state) == ("host-2", "sp4", "booting", None)
 
 
+@pytest.mark.parametrize("wish", [Wish.DRAINING, Wish.LEAVING])
+def test_a_drain_lasts_beyond_its_agent_until_it_is_taken_back(driver, wish):
+    driver.register("g")
+    driver.run(groups.set_wanted_state, "g", wish, "admin:alice")
+    driver.run(groups.heartbeat, "g", "boot-of-g", "gone")
+    assert driver.run(groups.is_drained, "g")
+    assert [group.id for group in driver.run(groups.list_groups, with_gone=False)] == ["g"]
+    with pytest.raises(GroupGoneError, match="take its drain back first"):
+        driver.run(groups.set_wanted_state, "g", Wish.PAUSED, "admin:alice")
+    driver.run(groups.set_wanted_state, "g", None, "admin:alice")
+    assert not driver.run(groups.is_drained, "g")
+    assert driver.run(groups.list_groups, with_gone=False) == []
+    with pytest.raises(GroupGoneError, match="start its worker again"):
+        driver.run(groups.set_wanted_state, "g", None, "admin:alice")
+
+
 def test_profiles_of_fresh_groups_are_live(driver):
     driver.register("g1", "sp4")
     driver.register("g2", "tiny-cpu", state="busy")

@@ -453,6 +453,28 @@ def test_drain_that_outlasts_its_grace_gives_the_job_back(bench, start_agent):
     assert (bench.job(job.id).state, bench.job(job.id).preemptions) == (State.QUEUED, 1)
 
 
+@pytest.fixture
+def no_grace_for_signals(farm_environment):
+    farm_environment["FARM_WORKER__STOP_GRACE_S"] = "0"
+
+
+@pytest.mark.usefixtures("no_grace_for_signals")
+def test_a_signal_may_have_less_grace_than_an_operators_drain(bench, start_agent):
+    agent = start_agent()
+    job = bench.submit(chaos(step_s=0.05), steps=20)
+    bench.wait_for_step(job)
+    bench.wish(agent.agent.group_id, "draining")
+    agent.thread.join(60)
+    finished = bench.job(job.id)
+    assert (finished.state, finished.preemptions) == (State.SUCCEEDED, 0)
+    bench.wish(agent.agent.group_id, None)
+    again = start_agent()
+    job = submit_long(bench)
+    bench.wait_for_step(job)
+    again.stop(now=False)
+    assert (bench.job(job.id).state, bench.job(job.id).preemptions) == (State.QUEUED, 1)
+
+
 def test_cancel_works_while_draining(bench, start_agent):
     agent = start_agent()
     job = submit_long(bench)

@@ -83,6 +83,29 @@ def test_first_signal_finishes_the_job_and_the_second_gives_it_back(bench, start
     assert (bench.job(long.id).state, bench.job(long.id).preemptions) == (State.QUEUED, 1)
 
 
+def test_worker_of_a_drained_group_waits_for_undrain_however_often_it_is_started(
+    bench, start_worker, tmp_path
+):
+    state = str(tmp_path / "state-that-stays")
+    worker = start_worker(FARM_STATE_DIR=state)
+    group_id = bench.wait(bench.submit(), State.SUCCEEDED).group_id
+    bench.wish(group_id, "draining")
+    assert worker.wait() == 0
+    job = bench.submit()
+
+    worker = start_worker(FARM_STATE_DIR=state)
+    wait_until(lambda: b"groups undrain" in worker.log.read_bytes(), "the wait for undrain")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert b"taken_over" not in worker.log.read_bytes()
+
+    worker = start_worker(FARM_STATE_DIR=state)
+    wait_until(lambda: b"groups undrain" in worker.log.read_bytes(), "the wait for undrain")
+    assert (bench.job(job.id).state, bench.group_state(group_id)) == (State.QUEUED, "gone")
+    bench.wish(group_id, None)
+    assert bench.wait(job, State.SUCCEEDED).group_id == group_id
+
+
 OTHER = "other-cpu"
 
 
