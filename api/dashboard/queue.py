@@ -33,12 +33,16 @@ async def load(ask: Ask) -> Context:
     lines = []
     for name in names:
         rows = await services.look(waiting, name)
-        estimates = [await services.look(_start_s, services, row, place) for place, row in enumerate(rows, 1)]
+        control = controls.get(name, Control(name))
+        estimates = [
+            None if control.paused else await services.look(_start_s, services, row, place)
+            for place, row in enumerate(rows, 1)
+        ]
         lines.append(
             {
                 "name": name,
                 "queue": found.get(name, Queue()),
-                "control": controls.get(name, Control(name)),
+                "control": control,
                 "rows": list(zip(rows, estimates, strict=True)),
             }
         )

@@ -6,7 +6,7 @@ from api.dashboard import overview as page
 from farm.db.session import unit_of_work
 from farm.profile_control import pause_profile
 from farm.watch.overview import overview
-from tests.service.api.conftest import Farm
+from tests.service.api.conftest import SUBMIT, Farm
 from tests.service.api.dashboard.test_access import make_login, visitor
 
 LABEL = re.compile('aria-label="([^"]+ of 24 hours)"')
@@ -68,3 +68,19 @@ async def test_search_for_a_state_that_is_none_is_refused(farm: Farm) -> None:
         shown = (await client.get("/admin/jobs?state=zzz")).text
     assert "state is &#39;zzz&#39;; use one of" in shown
     assert "<option selected>zzz</option>" in shown
+
+
+async def test_queue_of_a_paused_profile_promises_no_start(farm: Farm) -> None:
+    make_login(farm)
+    async with farm.client() as user:
+        await user.post("/v1/videos", json=SUBMIT)
+        farm.finish()
+        await user.post("/v1/videos", json=SUBMIT)
+    async with visitor(farm) as client:
+        assert re.findall(r'data-label="Starts">(.*?)</td>', (await client.get("/admin/queue")).text) == [
+            "next"
+        ]
+        with unit_of_work(farm.database) as conn:
+            pause_profile(conn, "tiny-cpu", "admin:alice")
+        shown = (await client.get("/admin/queue")).text
+    assert re.findall(r'data-label="Starts">(.*?)</td>', shown) == ['<span class="muted">unknown</span>']
