@@ -10,7 +10,7 @@ the problems made here.
 import dataclasses
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
@@ -183,6 +183,7 @@ def validate(
     limits: Limits,
     images: Sequence[ImageFacts] = (),
     draw_seed: Callable[[], int] = draw_seed,
+    others: Collection[str] = (),
 ) -> Validated:
     """Check raw request fields against every rule and fill in the defaults.
 
@@ -191,8 +192,9 @@ def validate(
         limits: Caps and defaults of the profile that the request is for.
         images: One entry for each reference image that came with the request.
         draw_seed: Called if the request names no seed.
+        others: Fields that the caller reads itself, to be named where an unknown one is refused.
     """
-    reader = _Reader(_given(fields), limits, has_image=bool(images))
+    reader = _Reader(_given(fields), limits, has_image=bool(images), others=others)
     request = _read_request(reader, draw_seed)
     _check_task(reader, len(images))
     reader.problems += image_problems(images, request.tier or None)
@@ -277,6 +279,7 @@ class _Reader:
     given: dict[str, object]
     limits: Limits
     has_image: bool
+    others: Collection[str] = ()
     problems: list[Problem] = dataclasses.field(default_factory=list)
 
     def refuse(self, field: str, code: str, message: str) -> None:
@@ -378,8 +381,13 @@ class _Pair:
     is_allowed: Callable[[int], bool]
 
 
+_NATIVE = " and ".join(f"{tier.width}x{tier.height}" for tier in TIERS.values())
 _SIDES = _Pair(
-    "width", "height", "size", "size must look like 896x512 with positive integers", lambda side: side > 0
+    "width",
+    "height",
+    "size",
+    f"size must look like 896x512 with positive integers; the sizes there are: {_NATIVE}",
+    lambda side: side > 0,
 )
 _OUTPUT_SIDES = _Pair(
     "output_width",
@@ -489,7 +497,9 @@ def _check_strangers(reader: _Reader) -> None:
             text = "only text and one still image can be given; video and audio conditions are not supported"
             reader.refuse(name, "media_unsupported", text)
         elif name not in REQUEST_FIELDS:
-            reader.refuse(shown(name), "field_unsupported", f"field {shown(name)} is not supported")
+            known = ", ".join(sorted(REQUEST_FIELDS.union(reader.others)))
+            text = f"field {shown(name)} is not supported; there are {known}"
+            reader.refuse(shown(name), "field_unsupported", text)
 
 
 def _notices(reader: _Reader) -> list[str]:

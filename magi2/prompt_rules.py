@@ -14,8 +14,8 @@ _BAD = "the prompt holds invalid characters"
 # What only the encoder finds, after everything here has passed; it does not say which of the two.
 UNREADABLE_PROMPT = ("prompt_invalid", f"{_BAD} or is nested too deeply")
 _TOO_DEEP = ("prompt_invalid", f"the prompt is nested too deeply; at most {MAX_NESTING} levels are supported")
-_HAS_NUL = ("prompt_invalid", f"{_BAD}: NUL (U+0000)")
-_HAS_SURROGATE = ("prompt_invalid", f"{_BAD}: half of a surrogate pair (U+D800 to U+DFFF)")
+_HAS_NUL = ("prompt_invalid", f"{_BAD}: NUL (U+0000); remove it")
+_HAS_SURROGATE = ("prompt_invalid", f"{_BAD}: half of a surrogate pair (U+D800 to U+DFFF); remove it")
 _NO_JSON = ("prompt_invalid", f"{_BAD}: the caption has a value that JSON cannot spell")
 
 

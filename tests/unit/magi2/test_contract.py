@@ -118,11 +118,11 @@ def test_prompt_that_is_no_text_is_told_so(prompt: object) -> None:
         ('{"a":' * 5_000 + "1" + "}" * 5_000, "nested too deeply; at most 64"),
         ("[" * 50_000, "nested too deeply; at most 64"),
         (nested(3_000), "nested too deeply; at most 64"),
-        ("lone \ud800 surrogate", "half of a surrogate pair"),
+        ("lone \ud800 surrogate", "half of a surrogate pair (U+D800 to U+DFFF); remove it"),
         ("\udfff", "half of a surrogate pair"),
         ({"a": "\ud800"}, "half of a surrogate pair"),
         ('{"global_layer": {"context": "\\ud800"}}', "half of a surrogate pair"),
-        ("nul \0 character", "NUL (U+0000)"),
+        ("nul \0 character", "NUL (U+0000); remove it"),
         ({"a": object()}, "a value that JSON cannot spell"),
         ({"n": 10**5000}, "a value that JSON cannot spell"),
     ],
@@ -314,13 +314,15 @@ def test_width_and_height_come_together(given: str, missing: str) -> None:
     ],
 )
 def test_size_of_another_form_is_refused(value: object) -> None:
-    text = f"size must look like 896x512 with positive integers (got {shown(value)})"
+    text = "size must look like 896x512 with positive integers; the sizes there are: 448x256 and 896x512"
+    text += f" (got {shown(value)})"
     assert problems(size=value) == [Problem("size", "size_invalid", text)]
 
 
 @pytest.mark.parametrize("value", [0, -448, 448.0, "448.0", "", True, [448], float("nan")])
 def test_side_that_is_no_positive_integer_is_refused(value: object) -> None:
-    text = f"size must look like 896x512 with positive integers (got width {shown(value)})"
+    text = "size must look like 896x512 with positive integers; the sizes there are: 448x256 and 896x512"
+    text += f" (got width {shown(value)})"
     assert problems(width=value, height=256) == [Problem("width", "size_invalid", text)]
 
 
@@ -495,14 +497,20 @@ def test_video_and_audio_conditions_are_refused(field: str) -> None:
 )
 @pytest.mark.parametrize("value", ["", "x", 5.0, False])
 def test_other_fields_are_refused_by_name(field: str, value: object) -> None:
-    want = Problem(field, "field_unsupported", f"field {field} is not supported")
+    known = ", ".join(sorted(REQUEST_FIELDS))
+    want = Problem(field, "field_unsupported", f"field {field} is not supported; there are {known}")
     assert problems(**{field: value}) == [want]
+
+
+def test_unknown_field_is_told_what_the_caller_reads_itself_too() -> None:
+    (found,) = validate({"prompt": "x", "priorty": 1}, limits=LIMITS, others=["priority"]).problems
+    assert "priority" in found.message.split("there are ")[1].split(", ")
 
 
 def test_name_of_an_unknown_field_is_shown_safely() -> None:
     found = validate({"prompt": "x", "\ud800" * 99: 1, 5: 1}, limits=LIMITS).problems  # type: ignore[dict-item]
     assert [p.code for p in found] == ["field_unsupported"] * 2
-    assert all((p.field + p.message).isascii() and len(p.message) < 80 for p in found)
+    assert all((p.field + p.message).isascii() and len(p.message) < 400 for p in found)
 
 
 @pytest.mark.parametrize(("limits", "value"), [(LIMITS, "off"), (CACHED, "cache_dit"), (CACHED, "off")])
