@@ -11,6 +11,7 @@ from api.body import Body
 from api.deps import Services
 from api.intake import Intake, check_webhook, seal_webhook, take_request
 from api.members import read_metadata, read_webhook
+from api.plain_words import given
 from api.problems import RefusedError
 from api.schemas import CreatedWebhook
 from api.wave_routing import prefer_waves
@@ -109,10 +110,18 @@ def _expand(members: Mapping[str, Any]) -> tuple[list[tuple[int, dict[str, Any]]
         problems.append(
             Problem("defaults", "invalid_field", f"defaults must be an object (got {shown(defaults)})")
         )
-    if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
-        problems.append(
-            Problem("items", "invalid_field", f"items must be a list of 1 to {MAX_ITEMS} objects")
-        )
+    if not isinstance(items, list) or not items:
+        got = "" if items is None else f" (got {given(items)})"
+        text = f"items must be a list of 1 to {MAX_ITEMS} objects{got}"
+        problems.append(Problem("items", "invalid_field", text))
+    else:
+        problems += [
+            Problem(
+                f"items[{index}]", "invalid_field", f"items[{index}] must be an object (got {given(item)})"
+            )
+            for index, item in enumerate(items)
+            if not isinstance(item, dict)
+        ]
     if problems:
         return [], problems
     if count_jobs(members) > MAX_ITEMS:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from api.body import Body
 from api.deps import Services
-from api.members import DAY_S, Members, WebhookMember, read_members
+from api.members import DAY_S, FARM_FIELDS, Members, WebhookMember, read_members
 from api.problems import RefusedError
 from api.reference import Reference, asset_reference, take_reference
 from api.schemas import CreatedWebhook
@@ -31,6 +31,7 @@ from farm.secretbox import seal
 from farm.storage import input_key
 from farm.webhooks.signing import new_secret
 from magi2.contract import GenerationRequest, ImageFacts, Problem, Validated, validate
+from magi2.values import shown
 
 PRIORITY_SCOPE = "videos:priority"
 PNG = "image/png"
@@ -72,7 +73,8 @@ async def take_request(services: Services, principal: Principal, body: Body) -> 
     webhook_problems = await check_webhook(services, members.webhook)
     reference, asset_problems = await _take_image(services, principal, body, members)
     try:
-        checked = validate(members.contract, limits=profile.limits(), images=reference.facts)
+        limits, facts = profile.limits(), reference.facts
+        checked = validate(members.contract, limits=limits, images=facts, others=FARM_FIELDS)
         farm_problems = [*own_problems, *asset_problems, *profile_problems, *webhook_problems]
         request = _accepted(checked, body.problems, reference, farm_problems)
         webhook, created = seal_webhook(services, members.webhook)
@@ -166,8 +168,9 @@ async def _take_image(
         asset_id = checked_id(members.asset_id, "asset", "this asset")
         image = await services.look(get_image, principal.account_id, asset_id)
     except NotFoundError:
-        text = "input_reference.asset_id names no asset of this account; upload it with POST /v1/assets"
-        return Reference(), [Problem("input_reference.asset_id", "invalid_field", text)]
+        field, given = members.asset_field, shown(members.asset_id)
+        text = f"{field} names no asset of this account (got {given}); upload it with POST /v1/assets"
+        return Reference(), [Problem(field, "invalid_field", text)]
     return asset_reference(image.asset, body), []
 
 

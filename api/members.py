@@ -33,6 +33,11 @@ DAY_S = 86_400
 MAX_GOT_CHARS = 40
 
 _ASSET_NAMES = ("asset_id", "file_id")
+# What the farm reads itself; the rest of a submit is the engine's contract.
+FARM_FIELDS = frozenset(
+    {"input_reference", "model", "extra_params", "profile", "priority", "expires_in", "execution_timeout_s"}
+    | {"max_attempts", "retention_s", "metadata", "user", "webhook", "reuse"}
+)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
@@ -61,6 +66,7 @@ class Members:
     webhook: WebhookMember | None = None
     image_url: str | None = None
     asset_id: str | None = None
+    asset_field: str = f"input_reference.{_ASSET_NAMES[0]}"  # where the request names the asset
     reuse: str = "off"
 
 
@@ -69,7 +75,7 @@ def read_members(
 ) -> tuple[Members, list[Problem]]:
     """Sort and check the members of a submit; the result is only good where no problem came with it."""
     reader = _Reader({name: value for name, value in raw.items() if value is not None})
-    image_url, asset_id = _read_reference(reader)
+    image_url, asset = _read_reference(reader)
     members = Members(
         profile=reader.text("profile", 64) or "auto",
         priority=_read_priority(reader),
@@ -81,7 +87,8 @@ def read_members(
         user=reader.text("user", MAX_USER_CHARS),
         webhook=_read_webhook(reader),
         image_url=image_url,
-        asset_id=asset_id,
+        asset_id=asset and asset[1],
+        asset_field=f"input_reference.{asset[0] if asset else _ASSET_NAMES[0]}",
         reuse=_read_reuse(reader),
         contract=_read_contract(reader),
     )
@@ -241,8 +248,8 @@ def _read_reuse(reader: _Reader) -> str:
     return REUSE[0]
 
 
-def _read_reference(reader: _Reader) -> tuple[str | None, str | None]:
-    """Read the object form of the image: its bytes in a data: URL, or an asset of this account."""
+def _read_reference(reader: _Reader) -> tuple[str | None, tuple[str, str] | None]:
+    """Read the object form of the image: its bytes in a data: URL, or an asset (its member, its id)."""
     example = '{"image_url": "data:image/png;base64,..."}'
     is_given = reader.given.get("input_reference") is not None
     before = len(reader.problems)
@@ -256,15 +263,16 @@ def _read_reference(reader: _Reader) -> tuple[str | None, str | None]:
             "field_unsupported",
         )
     url = given.get("image_url")
-    assets = [given[name] for name in _ASSET_NAMES if given.get(name) is not None]
+    assets = [(name, given[name]) for name in _ASSET_NAMES if given.get(name) is not None]
     if len(assets) + (url is not None) > 1:
         reader.refuse("input_reference", "input_reference names more than one image; give one", "image_count")
         return None, None
     if assets:
-        if isinstance(assets[0], str):
-            return None, assets[0]
-        text = f"asset_id must be a text such as asset_01... (got {shown(assets[0])})"
-        reader.refuse("input_reference.asset_id", text)
+        name, asset_id = assets[0]
+        if isinstance(asset_id, str):
+            return None, (name, asset_id)
+        text = f"{name} must be a text such as asset_01... (got {shown(asset_id)})"
+        reader.refuse(f"input_reference.{name}", text)
         return None, None
     if url is None:
         if is_given and len(reader.problems) == before:  # else the clip would be rendered without the image

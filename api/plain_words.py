@@ -4,7 +4,7 @@ Every sentence names the place, the rule and the value that came. Which rules th
 a rule that is not listed here is still told, in general words, and never in the library's.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from magi2.contract import Problem
@@ -48,29 +48,34 @@ _RULES: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def problem_of(entry: Mapping[str, Any], *, place: Sequence[object] | None = None) -> Problem:
+def problem_of(
+    entry: Mapping[str, Any], *, place: Sequence[object] | None = None, known: Collection[str] = ()
+) -> Problem:
     """Return one error of pydantic's as a problem.
 
     Args:
         entry: An item of `ValidationError.errors()`.
         place: Where it is, if the entry's own `loc` says more than a client wants to know.
+        known: The members there are, to be named where an unknown one is refused.
     """
     name = _name(entry["loc"] if place is None else place)
     kind = entry["type"]
     if kind == "missing":
         return Problem(name, "invalid_field", f"{name} is required")
     if kind == "extra_forbidden":
-        return Problem(name, "invalid_field", f"{name} is not supported")
+        there_are = f"; there are {', '.join(known)}" if known and len(entry["loc"]) == 1 else ""
+        return Problem(name, "invalid_field", f"{name} is not supported{there_are}")
     context = entry.get("ctx") or {}
     rule = f"must be {_MUST_BE[kind]}" if kind in _MUST_BE else _RULES.get(kind, _general)(context)
-    return Problem(name, "invalid_field", f"{name} {rule} (got {_given(entry.get('input'))})")
+    return Problem(name, "invalid_field", f"{name} {rule} (got {given(entry.get('input'))})")
 
 
 def _general(_context: Mapping[str, Any]) -> str:
     return "has a value that is not allowed"
 
 
-def _given(value: object) -> str:
+def given(value: object) -> str:
+    """Say which value came: a text as it is, a list or an object by its size."""
     if value is None:
         return "null"
     return f"{len(value)} entries" if isinstance(value, list | dict) else shown(value)

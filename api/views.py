@@ -17,6 +17,7 @@ from farm.jobs.estimates import Estimator, queue_positions
 from farm.jobs.job import Job
 from farm.jobs.queries import ListQuery, assets_by_job, get_job, list_jobs
 from farm.jobs.states import State
+from magi2.values import shown
 
 
 def checked_id(text: str, prefix: str = "video", what: str = "this video") -> str:
@@ -26,7 +27,7 @@ def checked_id(text: str, prefix: str = "video", what: str = "this video") -> st
         NotFoundError: It cannot name anything, so the database is not asked.
     """
     if not is_id(text, prefix):
-        raise NotFoundError(what)
+        raise NotFoundError(f"{what} ({shown(text)})")
     return text
 
 

@@ -39,6 +39,18 @@ _ROOT = Path(__file__).resolve().parents[1]
 _MAGIC = (("PNG", 0, b"\x89PNG\r\n\x1a\n"), ("JPEG", 0, b"\xff\xd8\xff"), ("WEBP", 8, b"WEBP"))
 
 
+# Told apart only to say what was found.
+_OTHERS = (
+    ("a GIF", 0, b"GIF8"),
+    ("a BMP", 0, b"BM"),
+    ("a TIFF", 0, b"II*\0"),
+    ("a TIFF", 0, b"MM\0*"),
+    ("a PDF", 0, b"%PDF"),
+    ("an AVIF", 4, b"ftypavif"),
+    ("a HEIC", 4, b"ftypheic"),
+)
+
+
 class ImageRefusedError(FarmError):
     """The image cannot be used; `problem` is the same refusal in the words of the request contract."""
 
@@ -76,9 +88,11 @@ def normalise_upload(upload: IO[bytes]) -> NormalisedImage:
     size = upload.seek(0, os.SEEK_END)
     if size > MAX_IMAGE_BYTES:
         raise too_many_bytes()
+    if size == 0:
+        raise ImageRefusedError(undecodable_image("the file is empty"))
     kind = _sniff(upload)
     if kind is None:
-        raise ImageRefusedError(undecodable_image("its first bytes are none of these formats"))
+        raise ImageRefusedError(undecodable_image(f"{_other_kind(upload)}; convert it"))
     handle, name = tempfile.mkstemp(prefix="magi2-image-", suffix=".png")
     os.close(handle)
     path = Path(name)
@@ -109,6 +123,13 @@ def _sniff(upload: IO[bytes]) -> str | None:
         if head[offset : offset + len(magic)] == magic and (kind != "WEBP" or head[:4] == b"RIFF"):
             return kind
     return None
+
+
+def _other_kind(upload: IO[bytes]) -> str:
+    upload.seek(0)
+    head = upload.read(16)
+    found = next((name for name, offset, magic in _OTHERS if head[offset:].startswith(magic)), None)
+    return f"it is {found}" if found else "its first bytes are none of these formats"
 
 
 def _run_child(upload: IO[bytes], kind: str, path: Path) -> tuple[int, int]:
@@ -158,11 +179,12 @@ def _decode(kind: str, target: str) -> tuple[int, int]:
     """Decode standard input in the child and write the PNG; returns its size."""
     from PIL import Image, ImageOps  # the child alone pays for it, under its limits
 
-    Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+    Image.MAX_IMAGE_PIXELS = None  # the check of the header stands for Pillow's, and names the size
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     try:
         with Image.open(sys.stdin.buffer, formats=[kind]) as image:
             _check_header(image.width, image.height, getattr(image, "n_frames", 1))
+            Image.MAX_IMAGE_PIXELS = MAX_PIXELS
             upright = ImageOps.exif_transpose(image)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as exc:
         raise _RefusedError("too_large", f"the image exceeds {MAX_PIXELS // 1_000_000} megapixels") from exc

@@ -29,6 +29,7 @@ from magi2.contract import (
     problems_of,
 )
 from magi2.parallel.layout import Layout, LayoutError, check_released
+from magi2.values import shown
 
 AUTO = "auto"
 _ACCELERATIONS = {"forbidden": ("off",), "allowed": ACCELERATIONS, "on": ACCELERATIONS}
@@ -220,7 +221,8 @@ class Profiles:
             near = difflib.get_close_matches(name, self.by_name, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise InvalidFieldError(
-                "profile", f"profile must be auto or one of {', '.join(self.by_name)}{hint}"
+                "profile",
+                f"profile must be auto or one of {', '.join(self.by_name)} (got {shown(name)}){hint}",
             )
         return self.by_name[name]
 

@@ -22,7 +22,7 @@ from farm.errors import NotFoundError
 class Reason(StrEnum):
     """Why a job is kept."""
 
-    POISON = "poison"  # its attempts crashed several workers
+    POISON = "poison"  # its attempts crashed their workers
     OPERATOR = "operator"
 
 

@@ -72,6 +72,7 @@ from farm.webhooks.endpoints import (
 )
 from farm.webhooks.messages import EVENT_TYPES, write_test
 from farm.webhooks.signing import new_private_key, new_secret
+from magi2.values import shown
 
 log = structlog.get_logger(__name__)
 router = APIRouter(prefix="/v1", tags=["webhooks"], responses={"4XX": {"model": ProblemBody}})
@@ -337,7 +338,8 @@ def _unique(event_types: list[str]) -> list[str]:
 def _checked(text: str, prefix: str) -> str:
     """Return an id that has the form of one; anything else names nothing, so the database is not asked."""
     if not is_id(text, prefix):
-        raise NotFoundError({"we": "this webhook endpoint", "whd": "this delivery"}.get(prefix, "this video"))
+        what = {"we": "this webhook endpoint", "whd": "this delivery"}.get(prefix, "this video")
+        raise NotFoundError(f"{what} ({shown(text)})")
     return text
 
 

@@ -29,7 +29,7 @@ _MESSAGES = {
     "engine_error": "the engine failed on this job more than once",
     "worker_lost": "the workers of this job disappeared too often",
     "worker_crashed": "the worker crashed on every attempt",
-    "poison_job": "the job crashed several workers and will not be started again by itself",
+    "poison_job": "the job crashed its workers too often and will not be started again by itself",
     "upload_failed": "the result could not be stored",
     "profile_unavailable": "no worker serves the profile of this job",
     "internal": "the farm failed on this job",

@@ -45,7 +45,7 @@ TENANTS = (
     ),
     Mutant(
         "F-10", "a library speaks to clients", "api/plain_words.py",
-        "    return Problem(name, \"invalid_field\", f\"{name} {rule} (got {_given(entry.get('input'))})\")",
+        "    return Problem(name, \"invalid_field\", f\"{name} {rule} (got {given(entry.get('input'))})\")",
         "    return Problem(name, \"invalid_field\", f\"{name}: {entry['msg']}\")",
         "tests/unit/api/test_plain_words.py",
     ),

@@ -64,6 +64,20 @@ async def test_assets_of_two_accounts_are_apart(client: httpx.AsyncClient, farm:
     assert (await client.post("/v1/videos", json=wanted, headers=stranger)).status_code == 422
 
 
+@pytest.mark.parametrize("field", ["asset_id", "file_id"])
+async def test_unknown_asset_is_named_as_the_request_spells_it(client: httpx.AsyncClient, field: str) -> None:
+    answer = await client.post("/v1/videos", json={**SUBMIT, "input_reference": {field: "f"}})
+    (error,) = answer.json()["errors"]
+    assert error["loc"] == f"input_reference.{field}"
+    assert error["msg"].startswith(f"input_reference.{field} names no asset of this account (got f)")
+
+
+async def test_unknown_member_of_a_submit_is_told_which_there_are(client: httpx.AsyncClient) -> None:
+    (error,) = (await client.post("/v1/videos", json={**SUBMIT, "foo": 1})).json()["errors"]
+    known = error["msg"].removeprefix("field foo is not supported; there are ").split(", ")
+    assert {"prompt", "seed", "priority", "webhook", "input_reference"} <= set(known)
+
+
 @pytest.mark.parametrize(
     ("files", "status", "code"),
     [

@@ -69,7 +69,7 @@ async def test_batch_that_is_not_atomic_queues_what_can_be_queued(
     ("body", "loc"),
     [
         ({"items": []}, "items"),
-        ({"items": [1]}, "items"),
+        ({"items": [{}, 1]}, "items[1]"),
         ({"items": [{}] * 101}, "items"),
         ({"items": [{"seeds": [1] * 101}]}, "items"),
         ({"items": [{"seeds": [1], "seed": 1}]}, "items[0].seeds"),

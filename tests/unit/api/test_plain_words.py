@@ -77,6 +77,11 @@ def test_no_error_of_pydantic_is_told_in_its_own_words() -> None:
         assert "Input should" not in message
 
 
+def test_unknown_member_is_told_which_there_are() -> None:
+    found = problem_of({"type": "extra_forbidden", "loc": ("events",), "input": 1}, known=["url", "name"])
+    assert found.message == "events is not supported; there are url, name"
+
+
 def test_missing_member_and_strange_name_are_named_safely() -> None:
     assert problem_of({"type": "missing", "loc": ("url",), "input": {}}).message == "url is required"
     found = problem_of({"type": "extra_forbidden", "loc": ("\ud800" * 99,), "input": 1})

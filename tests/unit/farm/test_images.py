@@ -166,6 +166,19 @@ def test_other_formats_are_refused_by_their_first_bytes(data: bytes, monkeypatch
     assert (error.http_status, error.code, error.problem.code) == (400, "invalid_image", "image_undecodable")
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "the file is empty"),
+        (b"GIF89a" + bytes(64), "it is a GIF; convert it"),
+        (b"BM" + bytes(64), "it is a BMP; convert it"),
+        (png_of(8_000, 7_000), "the image is 8000x7000; at most 50 megapixels"),
+    ],
+)
+def test_refusal_says_what_was_found(data: bytes, said: str) -> None:
+    assert said in refusal(data).message
+
+
 @pytest.mark.parametrize("magic", [PNG_MAGIC, b"\xff\xd8\xff\xe0", b"RIFF\x10\0\0\0WEBPVP8 "])
 def test_right_magic_over_rubbish_is_refused(magic: bytes) -> None:
     assert refusal(magic + bytes(range(256))).http_status == 400
