@@ -3,6 +3,7 @@
 Strict as submits are: one object, no member twice, unknown members refused, every problem at once.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -13,6 +14,7 @@ from api.deps import Services
 from api.plain_words import problem_of
 from api.problems import RefusedError
 from farm.errors import FarmError
+from magi2.contract import Problem
 
 MAX_BODY_BYTES = 64 * 1024
 Model = TypeVar("Model", bound=BaseModel)
@@ -23,8 +25,16 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"content": {"application/json": {"schema": model.model_json_schema()}}}}
 
 
-async def read_model(request: Request, services: Services, model: type[Model]) -> Model:
+async def read_model(
+    request: Request,
+    services: Services,
+    model: type[Model],
+    *,
+    check: Callable[[Mapping[str, Any]], Sequence[Problem]] = lambda _: (),
+) -> Model:
     """Read a body.
+
+    `check` finds in the raw members what the model does not know of; its problems are told with the others.
 
     Raises:
         RefusedError: Members that are missing, unknown or not allowed; all of them at once.
@@ -39,16 +49,21 @@ async def read_model(request: Request, services: Services, model: type[Model]) -
             raise FarmError("unsupported_media_type", 415, message)
         rules = BodyRules(max_bytes=MAX_BODY_BYTES, timeout_s=services.body_rules.timeout_s)
         members = (await read_body(request, rules)).members
-    return parse_model(model, members)
+    return parse_model(model, members, check(members))
 
 
-def parse_model(model: type[Model], members: dict[str, Any]) -> Model:
-    """Check members against a model.
+def parse_model(model: type[Model], members: dict[str, Any], more: Sequence[Problem] = ()) -> Model:
+    """Check members against a model; `more` is what else was found in them.
 
     Raises:
         RefusedError: All problems at once.
     """
     try:
-        return model.model_validate(members)
+        found = model.model_validate(members)
     except ValidationError as exc:
-        raise RefusedError([problem_of(entry) for entry in exc.errors(include_url=False)]) from None
+        entries = exc.errors(include_url=False)
+        problems = [problem_of(entry, known=model.model_fields) for entry in entries]
+        raise RefusedError([*problems, *more]) from None
+    if more:
+        raise RefusedError(more)
+    return found

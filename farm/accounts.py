@@ -48,6 +48,7 @@ from farm.errors import (
 from farm.ids import new_id
 from farm.jobs.job import Rules
 from farm.jobs.states import ACTIVE, State
+from magi2.values import shown
 
 SCOPES = (
     "videos:read",
@@ -143,6 +144,19 @@ def authenticate(
     return Principal(row.account_id, key.id8, frozenset(row.scopes))
 
 
+def key_problems(scopes: Sequence[str], cidrs: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what is wrong with the scopes and networks of a key, each as (field, message)."""
+    unknown = sorted(set(scopes) - set(SCOPES))
+    words = ", ".join(map(shown, unknown))
+    found = [("scopes", f"unknown scope {words}; there are {', '.join(SCOPES)}")] if unknown else []
+    for cidr in cidrs:
+        try:
+            ipaddress.ip_network(cidr)
+        except ValueError:
+            found.append(("cidrs", f"{shown(cidr)} is not a network such as 10.0.0.0/8"))
+    return found
+
+
 def create_key(
     conn: Connection,
     account_id: str,
@@ -159,14 +173,8 @@ def create_key(
     Raises:
         InvalidFieldError: A scope that does not exist, or a network that is none.
     """
-    unknown = sorted(set(scopes) - set(SCOPES))
-    if unknown:
-        raise InvalidFieldError("scopes", f"unknown scope {unknown[0]}; there are {', '.join(SCOPES)}")
-    for cidr in cidrs:
-        try:
-            ipaddress.ip_network(cidr)
-        except ValueError:
-            raise InvalidFieldError("cidrs", f"{cidr} is not a network such as 10.0.0.0/8") from None
+    for field, message in key_problems(scopes, cidrs):
+        raise InvalidFieldError(field, message)
     key = make_key(env)
     values = {
         "id8": key.id8,

@@ -20,6 +20,7 @@ from farm.accounts import NewKey, Principal, create_key, revoke_key
 from farm.clock import db_now
 from farm.db.tables import api_key
 from farm.errors import FarmError, InvalidFieldError, NotFoundError, ScopeError
+from magi2.values import shown
 
 MAX_KEYS = 100
 _COLUMNS = (
@@ -155,7 +156,7 @@ def revoke(conn: Connection, principal: Principal, id8: str, *, ip: str | None =
         NotFoundError: This account has no key of this id that is not revoked yet.
     """
     if not revoke_key(conn, principal.account_id, id8):
-        raise NotFoundError("this key")
+        raise NotFoundError(f"key {shown(id8)}")
     after = _noted(principal, _get(conn, principal.account_id, id8))
     audit.record(
         conn, _actor(principal), "key.revoke", id8, after | {"open": True}, after | {"open": False}, ip=ip
@@ -193,7 +194,7 @@ def _get(conn: Connection, account_id: str, id8: str, *, is_open: bool = False) 
         query = query.where(api_key.c.revoked_at.is_(None), is_alive).with_for_update()
     row = conn.execute(query).mappings().one_or_none()
     if row is None:
-        raise NotFoundError("this key")
+        raise NotFoundError(f"key {shown(id8)}")
     return Key(**row)
 
 

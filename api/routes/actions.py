@@ -4,6 +4,7 @@ Each is one transaction on the job's locked row (`farm/jobs/control.py`), so it 
 after the other. POSTs may be repeated under an `Idempotency-Key`.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -27,24 +28,25 @@ from api.members import (
     priority_of,
     read_metadata,
 )
+from api.plain_words import given
 from api.problems import RefusedError
 from api.routes.videos import PROBLEM
 from api.schemas import Video, VideoDeleted
 from api.views import answer_of, checked_id, view_of
 from farm.accounts import Principal
-from farm.errors import FarmError, ScopeError
+from farm.errors import FarmError, InvalidFieldError, ScopeError
 from farm.jobs.control import Again, Changes, change_queued, delete_job, request_cancel, retry
 from farm.jobs.job import Job
 from farm.jobs.queries import get_job
 from farm.profiles import Profile
 from magi2.contract import MAX_SEED, GenerationRequest, Problem, draw_seed, problems_of
-from magi2.values import shown
 
 log = structlog.get_logger(__name__)
 router = APIRouter(prefix="/v1/videos", tags=["videos"])
 
 Writer = Annotated[Principal, Depends(requires("videos:write"))]
 Canceler = Annotated[Principal, Depends(requires("videos:cancel"))]
+MAX_PROFILE_CHARS = 64
 
 
 # Read by hand, so that a refusal is one sentence and not one per type.
@@ -78,7 +80,7 @@ class _Body(BaseModel):
 class RetryBody(_Body):
     """What may be different this time."""
 
-    profile: str | None = Field(None, min_length=1, max_length=64)
+    profile: str | None = Field(None, min_length=1, max_length=MAX_PROFILE_CHARS)
     priority: Priority = None
     new_seed: NewSeed = False
 
@@ -113,9 +115,8 @@ async def cancel_video(
 async def retry_video(video_id: str, request: Request, services: ServicesDep, principal: Writer) -> Response:
     """Queue a failed, canceled or expired video again, under the same id and with a new budget."""
     checked_id(video_id)
-    body = await read_model(request, services, RetryBody)
+    body = await read_model(request, services, RetryBody, check=lambda raw: _problems_of_retry(services, raw))
     priority = _priority(principal, body.priority)
-
     profile = await resolve_profile(services, body.profile) if body.profile else None
     seed = _seed(body.new_seed)
 
@@ -134,10 +135,8 @@ async def retry_video(video_id: str, request: Request, services: ServicesDep, pr
 async def change_video(video_id: str, request: Request, services: ServicesDep, principal: Writer) -> Response:
     """Change priority, metadata or queue time of a video that still waits."""
     checked_id(video_id)
-    body = await read_model(request, services, ChangeBody)
-    metadata, problems = read_metadata(body.metadata) if body.metadata is not None else (None, [])
-    if problems:
-        raise RefusedError(problems)
+    body = await read_model(request, services, ChangeBody, check=_problems_of_change)
+    metadata = None if body.metadata is None else read_metadata(body.metadata)[0]
     changes = Changes(_priority(principal, body.priority), metadata, body.expires_in)
 
     def act(conn: Connection) -> Answer:
@@ -175,24 +174,45 @@ def _shown(conn: Connection, services: Services, job: Job) -> Answer:
     return answer_of(view_of(conn, services.estimator, job), services.settings.base_url)
 
 
-def _priority(principal: Principal, given: Any) -> int | None:
-    if given is None:
-        return None
-    priority = priority_of(given)
+def _problems_of_retry(services: Services, raw: Mapping[str, Any]) -> list[Problem]:
+    problems = _problems_of_priority(raw)
+    name = raw.get("profile")
+    if isinstance(name, str) and 0 < len(name) <= MAX_PROFILE_CHARS:  # the model tells of any other
+        try:
+            services.profiles.resolve(name, frozenset())
+        except InvalidFieldError as exc:
+            problems.append(Problem("profile", exc.code, exc.message))
+    seed = raw.get("new_seed", False)
+    if not isinstance(seed, bool) and not (isinstance(seed, int) and 0 <= seed <= MAX_SEED):
+        text = f"new_seed must be true, false or an integer from 0 to {MAX_SEED} (got {given(seed)})"
+        problems.append(Problem("new_seed", "invalid_field", text))
+    return problems
+
+
+def _problems_of_change(raw: Mapping[str, Any]) -> list[Problem]:
+    metadata = raw.get("metadata")
+    is_read = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    return [*_problems_of_priority(raw), *(read_metadata(metadata)[1] if is_read else ())]
+
+
+def _problems_of_priority(raw: Mapping[str, Any]) -> list[Problem]:
+    wanted = raw.get("priority")
+    return [] if wanted is None or priority_of(wanted) is not None else [bad_priority(wanted)]
+
+
+def _priority(principal: Principal, wanted: Any) -> int | None:
+    priority = None if wanted is None else priority_of(wanted)
     if priority is None:
-        raise RefusedError([bad_priority(given)])
+        return None
     if priority > 0 and PRIORITY_SCOPE not in principal.scopes:
         raise ScopeError(PRIORITY_SCOPE)
     return priority
 
 
-def _seed(given: object) -> int | None:
-    if isinstance(given, bool):
-        return draw_seed() if given else None
-    if isinstance(given, int) and 0 <= given <= MAX_SEED:
-        return given
-    text = f"new_seed must be true, false or an integer from 0 to {MAX_SEED} (got {shown(given)})"
-    raise RefusedError([Problem("new_seed", "invalid_field", text)])
+def _seed(wanted: Any) -> int | None:
+    if isinstance(wanted, bool):
+        return draw_seed() if wanted else None
+    return int(wanted)
 
 
 def again_for(conn: Connection, services: Services, job: Job, other: Profile | None, wanted: Again) -> Again:

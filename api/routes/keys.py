@@ -1,5 +1,6 @@
 """API keys over HTTP: list, create, rotate, revoke. The text of a key is in one answer and nowhere else."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -21,9 +22,11 @@ from api.service_schemas import (
     ApiKeyWithText,
 )
 from farm import keys
-from farm.accounts import NewKey, Principal, parse_key
-from farm.errors import InvalidFieldError, NotFoundError
+from farm.accounts import NewKey, Principal, key_problems, parse_key
+from farm.errors import NotFoundError
 from farm.keys import Key, KeyWish
+from magi2.contract import Problem
+from magi2.values import shown
 
 log = structlog.get_logger(__name__)
 router = APIRouter(prefix="/v1/keys", tags=["keys"], responses={"4XX": {"model": ProblemBody}})
@@ -42,9 +45,7 @@ async def list_keys(services: ServicesDep, principal: Manager) -> ApiKeyList:
 @router.post("", response_model=ApiKeyWithText, openapi_extra=body_of(ApiKeyCreate))
 async def create_key(request: Request, services: ServicesDep, principal: Manager) -> Response:
     """Make a key; the answer is the only place that shows its text."""
-    body = await read_model(request, services, ApiKeyCreate)
-    if "\0" in body.name:
-        raise InvalidFieldError("name", "name holds a character that no name has")
+    body = await read_model(request, services, ApiKeyCreate, check=_problems)
     wish = KeyWish(body.name, body.scopes, body.cidrs, body.expires_at)
 
     def act(conn: Connection) -> Answer:
@@ -78,7 +79,7 @@ async def delete_key(
 ) -> ApiKeyRevoked:
     """Revoke a key: at once in this process, within five seconds in every other."""
     if not key_id.isascii():
-        raise NotFoundError("this key")
+        raise NotFoundError(f"key {shown(key_id)}")
     ip = _ip_of(request)
     await services.read(lambda conn: keys.revoke(conn, principal, key_id, ip=ip))
     _forget(request, key_id)
@@ -105,6 +106,18 @@ def _env_of(request: Request) -> str:
 def _with_text(principal: Principal, key: Key, new: NewKey) -> Answer:
     log.info("key_made", key=key.id8, account=principal.account_id, by=principal.key_id)
     return Answer.of(ApiKeyWithText(**_members(key), key=new.text))
+
+
+def _problems(raw: Mapping[str, Any]) -> list[Problem]:
+    found = key_problems(_texts(raw.get("scopes")), _texts(raw.get("cidrs")))
+    problems = [Problem(name, "invalid_field", text) for name, text in found]
+    if "\0" in str(raw.get("name", "")):
+        problems.append(Problem("name", "invalid_field", "name holds NUL (U+0000); remove it"))
+    return problems
+
+
+def _texts(value: object) -> list[str]:
+    return [word for word in value if isinstance(word, str)] if isinstance(value, list) else []
 
 
 def _members(key: Key) -> dict[str, Any]:

@@ -117,6 +117,30 @@ async def test_retry_refuses_what_it_does_not_know(client: httpx.AsyncClient, bo
     assert loc in {error["loc"] for error in answer.json()["errors"]}
 
 
+async def test_retry_names_all_problems_at_once(client: httpx.AsyncClient) -> None:
+    video_id = await submit(client)
+    await end(client, video_id)
+    body = {"foo": 1, "new_seed": "x", "priority": 99, "profile": "warp"}
+    answer = await client.post(f"/v1/videos/{video_id}/retry", json=body)
+    said = {error["loc"]: error["msg"] for error in answer.json()["errors"]}
+    assert (answer.status_code, list(said)) == (422, ["foo", "priority", "profile", "new_seed"])
+    assert said["foo"] == "foo is not supported; there are profile, priority, new_seed"
+    assert "(got warp)" in said["profile"]
+    assert said["new_seed"].endswith("(got x)")
+
+
+async def test_change_names_all_problems_at_once(client: httpx.AsyncClient) -> None:
+    video_id = await submit(client)
+    body = {"foo": 1, "priority": 99, "metadata": {"a": "\0"}}
+    answer = await client.patch(f"/v1/videos/{video_id}", json=body)
+    assert [error["loc"] for error in answer.json()["errors"]] == ["foo", "priority", "metadata.a"]
+
+
+async def test_id_that_names_nothing_is_said(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/v1/videos/nonsense")
+    assert (answer.status_code, answer.json()["detail"]) == (404, "this video (nonsense) was not found")
+
+
 async def test_waiting_video_can_be_changed(client: httpx.AsyncClient, farm: Farm) -> None:
     video_id = await submit(client)
     ((deadline,),) = farm.execute("SELECT queue_deadline FROM job")

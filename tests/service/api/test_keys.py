@@ -145,3 +145,13 @@ async def test_changes_of_keys_are_written_down_once_and_without_secrets(
 )
 async def test_key_that_cannot_be_is_refused(client: httpx.AsyncClient, body: dict) -> None:
     assert (await client.post("/v1/keys", json=body)).status_code in {403, 422}
+
+
+async def test_all_problems_of_a_new_key_are_named_at_once(client: httpx.AsyncClient) -> None:
+    body = {"scopes": ["videos:all", "more", "videos:read"], "cidrs": ["here", "10.0.0.0/8"], "nam": "x"}
+    answer = await client.post("/v1/keys", json=body)
+    said = {error["loc"]: error["msg"] for error in answer.json()["errors"]}
+    assert (answer.status_code, list(said)) == (422, ["nam", "scopes", "cidrs"])
+    assert said["nam"] == "nam is not supported; there are name, scopes, cidrs, expires_at"
+    assert said["scopes"].startswith("unknown scope more, videos:all; there are ")
+    assert said["cidrs"] == "here is not a network such as 10.0.0.0/8"
