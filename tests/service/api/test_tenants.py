@@ -5,6 +5,7 @@ line here fails the first test.
 """
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -136,7 +137,10 @@ async def test_every_route_with_an_id_is_as_if_the_thing_did_not_exist(
         nobodys = {name: value[:-8] + "00000000" for name, value in owned.ids.items()}
         nowhere = await stranger.request(method, path.format(**nobodys), json=body)
         assert (theirs.status_code, theirs.json()["code"]) == (404, "not_found"), (method, path)
-        assert without_ids(theirs) == without_ids(nowhere), (method, path)
+        said = json.dumps(without_ids(theirs))
+        for name in names:  # an answer may repeat the id that was asked for, and nothing else may differ
+            said = said.replace(owned.ids[name], nobodys[name])
+        assert json.loads(said) == without_ids(nowhere), (method, path)
     assert snapshot(farm) == before
 
 
