@@ -83,7 +83,7 @@ async def _set_suspended(change: Change, *, is_suspended: bool) -> None:
 async def limits(change: Change) -> Done:
     """Set the limits of an account; what is left empty is the farm's own."""
     account_id = change.part("account_id")
-    wanted = {name: _number(change, name) for name in LIMITS}
+    wanted = {name: change.number(name) for name in LIMITS}
 
     def work(conn: Connection) -> None:
         before, after = set_limits(conn, account_id, wanted)
@@ -141,16 +141,6 @@ async def revoke(change: Change) -> Done:
     await change.services.read(work)
     desk_of(change.request).keys.forget(id8)
     return Done("Revoked. It stops working within five seconds everywhere.", members={"id": id8})
-
-
-def _number(change: Change, field: str) -> int | None:
-    text = change.word(field)
-    if not text:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidFieldError(field, f"{field} is {text!r}; use a whole number, or nothing") from None
 
 
 PAGES = (

@@ -28,7 +28,7 @@ from api.deps import Services
 from api.problems import problem_response
 from farm import audit
 from farm.admins import Role
-from farm.errors import FarmError
+from farm.errors import FarmError, InvalidFieldError
 
 SAID_FOR_S = 60
 
@@ -45,6 +45,20 @@ class Change:
     def word(self, name: str) -> str:
         """Return a field of the form, empty if it is not there."""
         return self.form.get(name, "").strip()
+
+    def number(self, name: str) -> int | None:
+        """Return a whole number of the form, None where the field is empty.
+
+        Raises:
+            InvalidFieldError: It is no whole number.
+        """
+        text = self.word(name)
+        if not text:
+            return None
+        try:
+            return int(text)
+        except ValueError:
+            raise InvalidFieldError(name, f"{name} is {text!r}; use a whole number, or nothing") from None
 
     def part(self, name: str) -> str:
         """Return a part of the path."""

@@ -94,7 +94,7 @@ async def resume(change: Change) -> Done:
 async def limit(change: Change) -> Done:
     """Set how many jobs may wait for a profile."""
     name = change.services.profiles.get(change.part("profile")).name
-    value = _number(change, "max_queued")
+    value = change.number("max_queued")
 
     def work(conn: Connection) -> None:
         before = get_control(conn, name)
@@ -114,7 +114,7 @@ async def waves(change: Change) -> Done:
     fill = change.word("wave_fill")
     if fill not in FILLS:
         raise InvalidFieldError("wave_fill", f"wave_fill is {fill!r}; use one of {', '.join(FILLS)}")
-    size, max_wait_s = _number(change, "wave_size"), _number(change, "wave_max_wait_s")
+    size, max_wait_s = change.number("wave_size"), change.number("wave_max_wait_s")
 
     def work(conn: Connection) -> None:
         by = change.visitor.actor
@@ -137,16 +137,6 @@ def _waves(control: Control) -> dict[str, object]:
         "wave_max_wait_s": control.wave_max_wait_s,
         "wave_fill": control.wave_fill,
     }
-
-
-def _number(change: Change, field: str) -> int | None:
-    text = change.word(field)
-    if not text:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidFieldError(field, f"{field} is {text!r}; use a whole number, or nothing") from None
 
 
 PAGES = (Page("/queue", "queue", "queue", load, regions=("queue_lines",)),)

@@ -124,12 +124,8 @@ def change_queued(conn: Connection, account_id: str, job_id: str, changes: Chang
         NotFoundError: Unknown, deleted, or of another account.
         AlreadyStartedError, AlreadyFinishedError: It does not wait any more.
     """
-    locked = _lock_visible(conn, account_id, job_id)
+    locked = _lock_waiting(conn, account_id, job_id)
     found = locked.job
-    if found.is_finished:
-        raise AlreadyFinishedError(job_id, found.state)
-    if found.is_active:
-        raise AlreadyStartedError(job_id, found.state)
     columns: dict[str, Any] = {}
     if changes.priority is not None:
         columns |= {
@@ -160,12 +156,8 @@ def reroute(conn: Connection, account_id: str, job_id: str, to: Again) -> Job:
         NotFoundError: Unknown, deleted, or of another account.
         AlreadyStartedError, AlreadyFinishedError: It does not wait any more.
     """
-    locked = _lock_visible(conn, account_id, job_id)
+    locked = _lock_waiting(conn, account_id, job_id)
     found = locked.job
-    if found.is_finished:
-        raise AlreadyFinishedError(job_id, found.state)
-    if found.is_active:
-        raise AlreadyStartedError(job_id, found.state)
     # The estimate of GPU-seconds stays: it was promised to the account when the job came.
     columns: dict[str, Any] = {"profile": to.profile, "requested_profile": to.profile}
     columns |= {"reuse_key": None, "avoid_group": None}
@@ -207,6 +199,15 @@ def _lock_visible(conn: Connection, account_id: str, job_id: str) -> Locked:
     locked = lock_job(conn, job_id)
     if locked is None or locked.job.account_id != account_id or locked.job.deleted_at is not None:
         raise NotFoundError(job_id)
+    return locked
+
+
+def _lock_waiting(conn: Connection, account_id: str, job_id: str) -> Locked:
+    locked = _lock_visible(conn, account_id, job_id)
+    if locked.job.is_finished:
+        raise AlreadyFinishedError(job_id, locked.job.state)
+    if locked.job.is_active:
+        raise AlreadyStartedError(job_id, locked.job.state)
     return locked
 
 

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections import OrderedDict
 from fractions import Fraction
 from typing import Any
 
@@ -14,50 +13,21 @@ from hypothesis import strategies as st
 from magi2.contract import (
     FPS,
     IMAGE_FIELD,
-    MAX_PROMPT_CHARS,
     REQUEST_FIELDS,
     TIERS,
     GenerationRequest,
     ImageFacts,
     Limits,
     Problem,
-    default_limits,
     draw_seed,
-    invalid_prompt,
     problems_of,
-    too_many_tokens,
     undecodable_image,
     validate,
     wave_key,
     wave_problems,
 )
 from magi2.values import shown
-
-LIMITS = default_limits()
-SMALL = Limits("tiny-cpu", "272p", "272p", 4, 20, deterministic=True)
-CACHED = Limits("sp4", "540p", "540p", 100, 200, deterministic=False, accelerations=("off", "cache_dit"))
-IMAGE = ImageFacts(640, 480)
-
-
-def problems(images: tuple[ImageFacts, ...] = (), limits: Limits = LIMITS, **fields: Any) -> list[Problem]:
-    return validate({"prompt": "A boat."} | fields, limits=limits, images=images).problems
-
-
-def accepted(
-    images: tuple[ImageFacts, ...] = (), limits: Limits = LIMITS, **fields: Any
-) -> GenerationRequest:
-    validated = validate({"prompt": "A boat."} | fields, limits=limits, images=images)
-    assert validated.problems == []
-    assert validated.request is not None
-    assert problems_of(validated.request, limits) == []
-    return validated.request
-
-
-def nested(levels: int) -> Any:
-    value: Any = {}
-    for _ in range(levels - 1):
-        value = {"a": value}
-    return value
+from tests.contract_requests import CACHED, IMAGE, LIMITS, SMALL, accepted, problems
 
 
 def test_bare_prompt_takes_the_engine_defaults() -> None:
@@ -96,101 +66,6 @@ def test_none_counts_as_not_given_in_every_field() -> None:
         "seed": 1,
     }
     assert validate(nothing, limits=LIMITS).request == accepted(seed=1)
-
-
-@pytest.mark.parametrize("prompt", [None, "", "  ", "\n\t", "\u00a0\u2003"])
-def test_prompt_is_required(prompt: object) -> None:
-    want = Problem("prompt", "prompt_missing", "prompt is required and must not be blank")
-    assert problems(prompt=prompt) == [want]
-
-
-@pytest.mark.parametrize("prompt", [5, True, ["a"], b"text", 1.5])
-def test_prompt_that_is_no_text_is_told_so(prompt: object) -> None:
-    text = f"prompt must be a text or a caption object (got {shown(prompt)})"
-    assert problems(prompt=prompt) == [Problem("prompt", "prompt_missing", text)]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "cause"),
-    [
-        (nested(65), "nested too deeply; at most 64"),
-        (json.dumps(nested(65)), "nested too deeply; at most 64"),
-        ('{"a":' * 5_000 + "1" + "}" * 5_000, "nested too deeply; at most 64"),
-        ("[" * 50_000, "nested too deeply; at most 64"),
-        (nested(3_000), "nested too deeply; at most 64"),
-        ("lone \ud800 surrogate", "half of a surrogate pair (U+D800 to U+DFFF); remove it"),
-        ("\udfff", "half of a surrogate pair"),
-        ({"a": "\ud800"}, "half of a surrogate pair"),
-        ('{"global_layer": {"context": "\\ud800"}}', "half of a surrogate pair"),
-        ("nul \0 character", "NUL (U+0000); remove it"),
-        ({"a": object()}, "a value that JSON cannot spell"),
-        ({"n": 10**5000}, "a value that JSON cannot spell"),
-    ],
-    ids=range(12),
-)
-def test_prompt_of_invalid_characters_or_depth_is_refused_with_its_own_cause(
-    prompt: object, cause: str
-) -> None:
-    (found,) = problems(prompt=prompt)
-    assert (found.field, found.code) == ("prompt", "prompt_invalid") == ("prompt", invalid_prompt().code)
-    assert cause in found.message
-
-
-def test_caption_that_holds_itself_is_refused() -> None:
-    caption: dict[str, Any] = {"global_layer": {"context": "c"}}
-    caption["self"] = caption
-    assert [p.code for p in problems(prompt=caption)] == ["prompt_invalid"]
-
-
-def test_surrogate_that_only_the_image_marker_would_unescape_is_refused_with_an_image() -> None:
-    prompt = '{"scene": "\\ud800"}'
-    assert problems(prompt=prompt) == []
-    assert [p.code for p in problems((IMAGE,), prompt=prompt)] == ["prompt_invalid"]
-    stored = GenerationRequest(prompt, "272p", 4, 1, has_image=True)
-    assert [p.code for p in problems_of(stored, LIMITS)] == ["prompt_invalid"]
-
-
-@pytest.mark.parametrize(
-    "prompt", [nested(64), json.dumps(nested(64)), "\U0001f600", '{"a": "\\ud83d\\ude00"}']
-)
-def test_prompt_at_the_limits_is_accepted(prompt: object) -> None:
-    assert problems(prompt=prompt) == []
-    assert problems((IMAGE,), prompt=prompt) == []
-
-
-EMPTY_CAPTION = {"global_layer": "a caption in the wrong place"}
-
-
-@pytest.mark.parametrize("prompt", [EMPTY_CAPTION, json.dumps(EMPTY_CAPTION)])
-def test_caption_that_renders_to_nothing_is_refused_also_with_an_image(prompt: object) -> None:
-    text = "the JSON prompt contains no usable caption text; put the caption under global_layer"
-    want = [Problem("prompt", "prompt_empty_after_normalisation", text)]
-    assert problems(prompt=prompt) == want
-    assert problems((IMAGE,), prompt=prompt) == want
-
-
-def test_prompt_may_be_an_object_which_is_stored_as_json_text() -> None:
-    caption = OrderedDict(global_layer={"context": "a \u6e56", "n": 1.5})
-    assert accepted(prompt=caption).prompt == '{"global_layer": {"context": "a \u6e56", "n": 1.5}}'
-
-
-def test_prompt_of_too_many_characters_is_refused_with_its_length() -> None:
-    assert problems(prompt="x" * MAX_PROMPT_CHARS) == []
-    text = "prompt is 60001 characters; at most 60000 are supported"
-    assert problems(prompt="x" * 60_001) == [Problem("prompt", "prompt_too_long", text)]
-
-
-@pytest.mark.parametrize(
-    "caption",
-    [{"a": [0] * 60_000}, {"a": "x" * 60_000}, {"global_layer": {str(k): k for k in range(40_000)}}],
-)
-def test_object_of_too_many_characters_is_refused(caption: object) -> None:
-    assert [p.code for p in problems(prompt=caption)] == ["prompt_too_long"]
-
-
-def test_prompt_of_too_many_tokens_is_named_with_its_count() -> None:
-    text = "prompt is 7014 tokens; at most 7000 are supported"
-    assert too_many_tokens(7014) == Problem("prompt", "prompt_too_long", text)
 
 
 @pytest.mark.parametrize("field", ["seconds", "duration"])
