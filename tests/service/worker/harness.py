@@ -120,9 +120,12 @@ class Bench:
         """Take back what nobody holds any more, and let no requeued job wait for its backoff."""
         with unit_of_work(self.database) as conn:
             lifecycle.reap_leases(conn, rules=self.rules)
-            waiting = tables.job.c.state == State.QUEUED
+            # A row that is due already is not written: a claim at this moment would skip it as locked.
+            backing_off = tables.job.c.not_before > sqlalchemy.func.now()
             conn.execute(
-                sqlalchemy.update(tables.job).where(waiting).values(not_before=sqlalchemy.func.now())
+                sqlalchemy.update(tables.job)
+                .where(tables.job.c.state == State.QUEUED, backing_off)
+                .values(not_before=sqlalchemy.func.now())
             )
 
     def wait(self, job: Job, *states: State, timeout_s: float = DEADLINE_S) -> Job:
