@@ -8,9 +8,10 @@ router chooses by the averaged bias. It verifies no other part of the checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import groupby
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from magi2.checkpoint.index import Contents, TensorEntry, scan_folder
-from magi2.checkpoint.keys import Expected, build_on_meta, compare, needs_of
+from magi2.checkpoint.keys import build_on_meta, compare, needs_of
 from magi2.config import ModelConfig
 from magi2.errors import CheckpointError
 from magi2.model.distribute import Own, distribute
@@ -26,6 +27,8 @@ from magi2.model.transformer import Magi2Transformer
 from magi2.parallel.groups import Groups
 from magi2.parallel.hsdp import as_shard, own_rows
 
+# Gives a rank's own part of a stored tensor: its name, and how the part is taken from the whole.
+Source = Callable[[str, Own], Tensor]
 _RAW_BIAS = "router.expert_bias"
 _AVERAGED_BIAS = "router.expert_bias_ema"
 
@@ -67,15 +70,38 @@ def fill(
     Raises:
         CheckpointError: As for `load_transformer`.
     """
-    expected = needs_of(model)
-    problems = contents.problems + compare(expected, contents.tensors)
+    problems = contents.problems + compare(needs_of(model), contents.tensors)
     if problems:
         raise CheckpointError(problems)
+    entries = contents.tensors
+    with ExitStack() as files:
+        names = sorted(entries, key=lambda name: str(entries[name].path))  # file by file
+        return fill_from(model, FileSource(entries, files), names, device=device, groups=groups)
+
+
+def fill_from(
+    model: Magi2Transformer,
+    source: Source,
+    names: Iterable[str],
+    *,
+    device: torch.device | str = "cpu",
+    groups: Groups | None = None,
+) -> Magi2Transformer:
+    """Give a model without memory this rank's part of what a source holds, in place.
+
+    Args:
+        model: On the meta device.
+        source: Of all tensors, whole ones of the right shapes.
+        names: All tensors, in the order in which they are read.
+        device: Where the weights go.
+        groups: Of this rank; None means one device.
+    """
+    dtypes = {name: need.dtype for name, need in needs_of(model).items()}
     groups = groups or Groups()
     own = distribute(model, groups, device_type=torch.device(device).type)
     sharded = {name: like for name, like in model.state_dict().items() if isinstance(like, DTensor)}
     take = {name: _rows_of(own[name], groups) if name in sharded else own[name] for name in own}
-    state = dict(_read(contents.tensors, expected, take, torch.device(device)))
+    state = {name: source(name, take[name]).to(device=device, dtype=dtypes[name]) for name in names}
     for name, like in sharded.items():
         state[name] = as_shard(state[name], like)
     for name in state:
@@ -83,6 +109,26 @@ def fill(
     model.load_state_dict(state, strict=True, assign=True)
     refuse_meta(model)
     return model.eval()
+
+
+class FileSource:
+    """A source of the tensors in files, each opened once.
+
+    Args:
+        entries: Where every tensor lies.
+        files: Closes them.
+    """
+
+    def __init__(self, entries: Mapping[str, TensorEntry], files: ExitStack) -> None:
+        self._entries, self._files = entries, files
+        self._open: dict[Path, Any] = {}
+
+    def __call__(self, name: str, own: Own) -> Tensor:
+        """Return a view of the mapped file where that can be: pages outside the own part are not read."""
+        path = self._entries[name].path
+        if path not in self._open:
+            self._open[path] = self._files.enter_context(safe_open(path, framework="pt"))
+        return own(self._open[path].get_tensor(name))
 
 
 def averaged(name: str) -> str:
@@ -100,22 +146,6 @@ def refuse_meta(model: nn.Module) -> None:
     empty = [f"{name} has no memory after loading" for name, tensor in tensors if tensor.is_meta]
     if empty:
         raise CheckpointError(empty)
-
-
-def _read(
-    entries: Mapping[str, TensorEntry],
-    expected: Mapping[str, Expected],
-    take: Mapping[str, Own],
-    device: torch.device,
-) -> Iterable[tuple[str, Tensor]]:
-    """Yield the rank's own part of every tensor in the model's dtype on the device, file by file."""
-    by_path = sorted(entries, key=lambda name: str(entries[name].path))
-    for path, names in groupby(by_path, key=lambda name: entries[name].path):
-        with safe_open(path, framework="pt") as file:
-            for name in names:
-                # The stored tensor is a view of the mapped file: pages outside the own part are not read.
-                mine = take[name](file.get_tensor(name))
-                yield name, mine.to(device=device, dtype=expected[name].dtype)
 
 
 def _rows_of(own: Own, groups: Groups) -> Own:

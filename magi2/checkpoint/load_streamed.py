@@ -13,17 +13,15 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
-from magi2.checkpoint.index import TensorEntry, scan_folder
+from magi2.checkpoint.index import scan_folder
 from magi2.checkpoint.keys import build_on_meta, compare, needs_of
-from magi2.checkpoint.load import averaged, refuse_meta
+from magi2.checkpoint.load import FileSource, Source, averaged, refuse_meta
 from magi2.config import ModelConfig
 from magi2.errors import CheckpointError, EngineFailure
 from magi2.model.distribute import Own, distribute
@@ -91,20 +89,50 @@ def load_streamed(
     problems = contents.problems + compare(needs_of(model), contents.tensors)
     if problems:
         raise CheckpointError(problems)
-    own = distribute(model, groups, device_type=device.type)
+    with ExitStack() as files:
+        source = FileSource(contents.tensors, files)
+        key = _key(folder, config, groups, streaming)
+        return stream_from(model, source, streaming, runtime=runtime, groups=groups, memory=key)
+
+
+def stream_from(
+    model: Magi2Transformer,
+    source: Source,
+    streaming: Streaming,
+    *,
+    runtime: Runtime,
+    groups: Groups,
+    memory: HostMemory | str,
+    free_bytes: int | None = None,
+) -> Magi2Transformer:
+    """Give a model without memory masters of its layers, from a source of all tensors.
+
+    Args:
+        model: On the meta device.
+        source: Of all tensors, whole ones of the right shapes.
+        streaming: Cut, residents and slots.
+        runtime: Streams of the device on which the model computes.
+        groups: Of this rank.
+        memory: Of the masters; or the key under which processes of this machine share them.
+        free_bytes: Of the host; None means what it says of itself.
+
+    Raises:
+        LayoutError: The layout does not fit the model, or the host has too little memory.
+        EngineFailure: A rank failed, or ranks that gather hold different weights.
+    """
+    own = distribute(model, groups, device_type=runtime.device.type)
     work = _Loading(model, runtime, groups, streaming, _plan(model, streaming))
-    memory = work.open_memory(_key(folder, config, groups, streaming))
+    memory = work.open_memory(memory) if isinstance(memory, str) else memory
     masters = Masters(runtime, memory, work.plan.streamed, groups.weights.size)
     agree_on_budget(
         groups.world,
         pinned_bytes=masters.missing_bytes,
         scratch_bytes=work.plan.largest_block,
-        free_bytes=available_host_bytes(),
+        free_bytes=available_host_bytes() if free_bytes is None else free_bytes,
     )
     failure: Exception | None = None
     try:
-        with ExitStack() as files:
-            work.read(_Reader(contents.tensors, own, files), masters, memory)
+        work.read(_Reader(source, own), masters, memory)
         work.make_ring(masters)
     except (EngineFailure, OSError, RuntimeError, MemoryError) as error:
         failure = error
@@ -169,19 +197,14 @@ def _needs(layer: Layer, cut: Cut) -> dict[str, Need]:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads a rank's own part of stored tensors; files stay open while it is used."""
+    """Reads a rank's own part of the tensors of a source."""
 
-    entries: Mapping[str, TensorEntry]
+    source: Source
     own: Mapping[str, Own]
-    files: ExitStack
-    _open: dict[Path, Any] = field(default_factory=dict)
 
     def __call__(self, name: str) -> Tensor:
-        """Return this rank's part of a tensor, a view of the mapped file where it can be."""
-        path = self.entries[averaged(name)].path
-        if path not in self._open:
-            self._open[path] = self.files.enter_context(safe_open(path, framework="pt"))
-        return self.own[name](self._open[path].get_tensor(averaged(name)))
+        """Return this rank's part of a tensor."""
+        return self.source(averaged(name), self.own[name])
 
 
 class _Loading:
