@@ -7,6 +7,7 @@ interrupted.
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import NoReturn
 
 from farm.commands import (
@@ -64,6 +65,7 @@ class _Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser with all commands."""
     parser = _Parser(prog="magi2-farm", description="Render farm for MAGI-2 Preview.")
+    parser.add_argument("--version", action="version", version=f"magi2-farm {version('magi2-farm')}")
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_to(subcommands)

@@ -1,6 +1,7 @@
 """The command line: its words, and the exit codes that scripts rely on."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ def test_unknown_option_is_a_usage_error() -> None:
     with pytest.raises(SystemExit) as raised:
         main(["submit", "A boat", "--colour", "red"])
     assert raised.value.code == 2
+
+
+def test_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["--version"])
+    assert raised.value.code == 0
+    assert capsys.readouterr().out == f"magi2-farm {version('magi2-farm')}\n"
 
 
 def test_submit_without_a_known_farm_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
