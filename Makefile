@@ -6,7 +6,7 @@ SEEDS ?= 1 2 3
 JOBS ?= 1000
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 
-.PHONY: help setup fmt lint types arch test test-service test-multiprocess test-chaos test-browser test-gpu test-mutants bench-api bench-queue bench-webhooks demo up worker migrate
+.PHONY: help setup fmt lint types arch test test-service test-multiprocess test-chaos test-browser test-gpu test-mutants bench-api bench-queue bench-webhooks bench-kernels bench-step demo up worker migrate
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 22
@@ -52,6 +52,14 @@ bench-queue: ## T-05 to T-07, T-09 to T-11, T-18: the queue on real servers (20 
 
 bench-webhooks: ## T-13 and T-14: flaky, dead and fast receivers; exit 1 where a target is missed
 	$(PY) -m benchmarks.webhooks
+
+bench-kernels: ## every kernel beside its torch definition and the ceilings, on one CUDA device (JSON and roofline in .state)
+	mkdir -p .state
+	$(PY) benchmarks/kernels/bench.py --out .state/kernels.json --plot .state/kernels.svg
+
+bench-step: ## one whole denoising step at 540p and 272p, random weights, on one CUDA device (JSON in .state)
+	mkdir -p .state
+	$(PY) benchmarks/kernels/step.py --out .state/step.json
 
 test-mutants: ## plant one break per rule and see each caught (minutes, in no tier)
 	OMP_NUM_THREADS=1 $(PY) -m tests.mutants.run

@@ -5,32 +5,43 @@ per-token work. Random inputs; medians of CUDA events after warm-up, the launche
 exceed the L2 cache, so that repeats read memory. A check is the relative L2 error against the torch
 definition. Ceilings (8192^3 bf16 product, device copy) come from the same process.
 
-Usage: python benchmarks/kernels/bench.py [--out FILE.json] [--commit HASH] [--only NAME ...]
+Usage: python benchmarks/kernels/bench.py [--out FILE.json] [--plot FILE.svg] [--commit HASH] [--only NAME]
 Exit code 1 if a check fails.
 """
 
 import argparse
 import json
-import statistics
-import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the tree itself, installed or not
 
 import torch
-import triton
 from torch import Tensor
 
-from kernels import attention, mh_moe, mhc, qk_norm_rope, rms_norm, swiglu7
-from kernels.gpu import experts, experts_hopper, pointwise, routing, streams
+from benchmarks.kernels import measure, roofline
+from benchmarks.kernels.roofline import (
+    ATTENTION_HEADS,
+    EXPERT_WIDTH,
+    HEAD_DIM,
+    HEADS,
+    MOE_HEADS,
+    MOE_TOKENS,
+    MOE_WIDTH,
+    NUM_EXPERTS,
+    SEGMENT,
+    TOKENS,
+    TOP_K,
+    WIDTH,
+)
+from kernels import attention, dispatch, mh_moe, mhc, qk_norm_rope, rms_norm, swiglu7
+from kernels.gpu import experts, experts_hopper, flash, pointwise, routing, streams
 from kernels.mh_moe import ExpertWeights, Routes
 
-MOE_HEADS, NUM_EXPERTS, TOP_K, MOE_WIDTH, EXPERT_WIDTH, MOE_TOKENS = 3, 256, 6, 256, 1280, 115_800
-TOKENS, WIDTH, HEADS, HEAD_DIM = 28_950, 3072, 24, 128
+PARTS = ("pointwise", "streams", "attention", "experts")
 BF16_ERROR = 5e-3
-GENERATOR = "cuda"
+CUDA = torch.device("cuda")
 
 
 class Report:
@@ -49,26 +60,22 @@ class Report:
         self.rows.append(row)
         print("  ".join(f"{k}={v}" for k, v in row.items()), flush=True)
 
+    def print_ratios(self) -> None:
+        """Print how many times faster each kernel is than the torch definition beside it."""
+        ms = {str(row["kernel"]): float(str(row["ms"])) for row in self.rows}
+        pairs = {name: f"{name}, torch" for name in ms}
+        pairs |= {name: "experts, torch" for name in ms if name.endswith("sort, tiles, sum")}
+        for name, definition in pairs.items():
+            if definition in ms:
+                print(f"{name}: {ms[definition] / ms[name]:.1f} times as fast as torch")
 
-def median_ms(work: Callable[[], object], *, repeats: int = 15, warm: int = 3) -> float:
-    """Return the median time of a piece of device work."""
-    for _ in range(warm):
-        work()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # The device waits until the host has queued everything: only device time is measured.
-        torch.cuda._sleep(1_000_000)  # noqa: SLF001 - torch has no public way to occupy the device
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+
+median_ms = partial(measure.median_ms, device=CUDA)
+TILES = {"triton": experts.run_tiles, "hopper": experts_hopper.run_tiles}
 
 
 def draw(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
+    return (torch.randn(*shape, device=CUDA) * scale).to(dtype)
 
 
 def relative(got: Tensor, want: Tensor) -> float:
@@ -83,16 +90,40 @@ def rate(report: Report, name: str, ms: float, num_bytes: float, ceiling: float,
 
 
 def ceilings(report: Report) -> tuple[float, float]:
-    a, b = draw(8192, 8192), draw(8192, 8192)
-    product_ms = median_ms(lambda: a @ b)
-    peak = 2 * 8192**3 / product_ms / 1e9
-    report.add("8192^3 bf16 product", product_ms, tflops=round(peak))
-    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    copy_ms = median_ms(lambda: target.copy_(source))
-    bandwidth = 2 * source.nbytes / copy_ms * 1e3
-    report.add("device copy, 2 GiB", copy_ms, tb_per_s=round(bandwidth / 1e12, 2))
-    return peak, bandwidth
+    """Add the two ceilings; return TFLOP/s and bytes per second."""
+    reached = measure.ceilings(CUDA)
+    report.add(roofline.PRODUCT, reached.product_ms, tflops=round(reached.flops / 1e12))
+    report.add(roofline.COPY, reached.copy_ms, tb_per_s=round(reached.bandwidth / 1e12, 2))
+    return reached.flops / 1e12, reached.bandwidth
+
+
+def bench_attention(report: Report, peak: float) -> None:
+    """Time the attention of a rank, both branches, with its sink correction, against a few exact queries."""
+    bounds, picked = [0, SEGMENT, 2 * SEGMENT], 64
+    q, k, v = (draw(2 * SEGMENT, ATTENTION_HEADS, HEAD_DIM) for _ in range(3))
+    sinks = draw(1, ATTENTION_HEADS, dtype=torch.float32)
+    scale = HEAD_DIM**-0.5
+    keys, queries = (x[:SEGMENT].float().transpose(0, 1) for x in (k, q))
+    scores = torch.bmm(queries[:, :picked], keys.transpose(1, 2)) * scale
+    with_sink = torch.cat([scores, sinks.T[:, None].expand(-1, picked, -1)], dim=-1).softmax(dim=-1)
+    want = torch.bmm(with_sink[..., :-1], v[:SEGMENT].float().transpose(0, 1)).transpose(0, 1)
+    work = roofline.WORK["attention, cudnn"].flop
+    for name in ("cudnn", "flash2"):
+        attend = partial(
+            flash.cuda_attention,
+            name,
+            q,
+            k,
+            v,
+            sinks,
+            bounds=bounds,
+            scale=scale,
+            correct=dispatch.correct_sinks,
+        )
+        error = relative(attend()[:picked], want)
+        ms = median_ms(attend, repeats=5)
+        tflops = round(work / ms / 1e9)
+        report.add(f"attention, {name}", ms, error=error, tflops=tflops, share=round(tflops / peak, 2))
 
 
 def bench_experts(report: Report, peak: float) -> None:
@@ -116,7 +147,7 @@ def bench_experts(report: Report, peak: float) -> None:
     )
     tiles = routing.sort_into_tiles(fast.experts, NUM_EXPERTS, 128)
     sorted_routes = mh_moe.sort_routes(fast.experts, NUM_EXPERTS)
-    shift = torch.arange(MOE_HEADS, device="cuda")[:, None] * (MOE_TOKENS * TOP_K)
+    shift = torch.arange(MOE_HEADS, device=CUDA)[:, None] * (MOE_TOKENS * TOP_K)
     wrong = float((tiles.order != (sorted_routes.order + shift).flatten()).float().mean())
     sort_ms = median_ms(lambda: routing.sort_into_tiles(fast.experts, NUM_EXPERTS, 128))
     report.add("sort into tiles", sort_ms, error=wrong, limit=0.0, tiles=int(tiles.total))
@@ -138,7 +169,7 @@ def bench_experts(report: Report, peak: float) -> None:
     torch_ms = median_ms(lambda: mh_moe.routed_experts(x, routes, weights), repeats=3)
     report.add("experts, torch", torch_ms, tflops=round(work / torch_ms / 1e9))
     results = x.new_full((MOE_HEADS * MOE_TOKENS * TOP_K, MOE_WIDTH), float("nan"))
-    for name, run in (("triton", experts.run_tiles), ("hopper", experts_hopper.run_tiles)):
+    for name, run in TILES.items():
         out = experts.routed_experts(name, x, routes, weights)
         again = experts.routed_experts(name, x, routes, weights)
         tiles_ms = median_ms(lambda run=run: run(x, routes.weights, weights, tiles, results))
@@ -184,7 +215,7 @@ def bench_streams(report: Report, bandwidth: float) -> None:
     )
     want = mhc.Gates(*(t.contiguous() for t in mhc.gates(s, weights)))
     rate(report, "mhc gates, torch", median_ms(lambda: mhc.gates(s, weights), repeats=5), s.nbytes, bandwidth)
-    x = torch.full((TOKENS, WIDTH), float("nan"), dtype=s.dtype, device="cuda")
+    x = torch.full((TOKENS, WIDTH), float("nan"), dtype=s.dtype, device=CUDA)
     streams.pre_mix(s, want.pre, x)
     error = relative(x, mhc.pre_mix(s, want.pre))
     pre_ms = median_ms(lambda: streams.pre_mix(s, want.pre, x))
@@ -235,7 +266,7 @@ def bench_pointwise(report: Report, bandwidth: float) -> None:
     q = qkv[:, : HEADS * HEAD_DIM].unflatten(1, (HEADS, HEAD_DIM))
     weight, angle = draw(HEAD_DIM, scale=0.2, dtype=torch.float32), draw(TOKENS, 48, dtype=torch.float32)
     table = torch.cat([angle.sin(), angle.cos()], dim=1)
-    into = torch.full(q.shape, float("nan"), dtype=q.dtype, device="cuda")
+    into = torch.full(q.shape, float("nan"), dtype=q.dtype, device=CUDA)
     pointwise.norm_rope(q, weight, table, into)
     error = relative(into, qk_norm_rope.qk_norm_rope(q, weight, table))
     num_bytes = 2 * into.nbytes + table.nbytes
@@ -267,6 +298,14 @@ def bench_pointwise(report: Report, bandwidth: float) -> None:
     rate(report, "swiglu7, torch", median_ms(lambda: swiglu7.swiglu7(both)), 1.5 * both.nbytes, bandwidth)
     plain, lse, sinks = into, draw(HEADS, TOKENS, dtype=torch.float32).T, draw(1, HEADS, dtype=torch.float32)
     fixed = torch.empty_like(plain)
+    gate = draw(TOKENS, HEADS)
+    rate(
+        report,
+        "sigmoid gate, torch",
+        median_ms(lambda: plain * torch.sigmoid(gate)[..., None]),
+        2 * plain.nbytes + gate.nbytes,
+        bandwidth,
+    )
     pointwise.sink_correction(plain, lse, sinks, fixed)
     error = relative(fixed, attention.sink_correction(plain, lse, sinks))
     num_bytes = 2 * plain.nbytes + lse.nbytes
@@ -288,37 +327,35 @@ def bench_pointwise(report: Report, bandwidth: float) -> None:
 
 
 @torch.no_grad()
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     """Run what was asked for and write the record."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--plot", type=Path, help="where the roofline of this run is drawn, SVG")
     parser.add_argument("--commit", help="what is measured; by default what git says")
-    parser.add_argument("--only", choices=("experts", "streams", "pointwise"), action="append")
-    arguments = parser.parse_args()
+    parser.add_argument("--only", choices=PARTS, action="append")
+    arguments = parser.parse_args(words)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
     report = Report()
     peak, bandwidth = ceilings(report)
-    parts = arguments.only or ("pointwise", "streams", "experts")
+    parts = arguments.only or PARTS
     if "pointwise" in parts:
         bench_pointwise(report, bandwidth)
     if "streams" in parts:
         bench_streams(report, bandwidth)
+    if "attention" in parts:
+        bench_attention(report, peak)
     if "experts" in parts:
         bench_experts(report, peak)
+    report.print_ratios()
+    record = measure.stamp(CUDA, arguments.commit) | {"rows": report.rows}
     if arguments.out:
-        words = ["git", "rev-parse", "--short", "HEAD"]
-        found = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-        record = {
-            "device": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "commit": arguments.commit or found,
-            "rows": report.rows,
-        }
         arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if arguments.plot:
+        arguments.plot.write_text(roofline.draw(record), encoding="utf-8")
     failed = [row["kernel"] for row in report.rows if not row["ok"]]
     print(f"{len(report.rows)} rows, failed: {failed or 'none'}")
     return 1 if failed else 0

@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+from benchmarks.kernels import roofline
+
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/kernels.md").read_text("utf-8")
 RECORD = json.loads((ROOT / "benchmarks/results/kernels-h200.json").read_text("utf-8"))
@@ -31,3 +33,17 @@ def test_page_names_the_machine_and_the_commit_of_the_record() -> None:
 
 def test_every_recorded_check_passed() -> None:
     assert [row["kernel"] for row in RECORD["rows"] if not row["ok"]] == []
+
+
+def test_roofline_is_drawn_from_the_record_and_shown() -> None:
+    assert (ROOT / "docs/img/kernels-h200.svg").read_text("utf-8") == roofline.draw(RECORD)
+    assert "](img/kernels-h200.svg)" in PAGE
+
+
+def test_roofline_agrees_with_the_recorded_shares() -> None:
+    for point in roofline.points(RECORD):
+        row = ROWS[point.name]
+        if "x_floor" in row and point.name != "mhc pair: post, gates, pre":
+            assert abs(point.of_roof * row["x_floor"] - 1) <= 0.03
+        if "share" in row:
+            assert abs(point.of_roof - row["share"]) <= 0.01

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent / "interpreted"
 HAS_WHEEL = (platform.system(), platform.machine()) == ("Linux", "x86_64")
 
 
-@pytest.mark.parametrize("cases", ["tokenwise.py", "mixture.py"] if HAS_WHEEL else [])
+@pytest.mark.parametrize("cases", ["tokenwise.py", "mixture.py", "scripts.py"] if HAS_WHEEL else [])
 def test_kernels_equal_their_definitions(cases: str) -> None:
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly"]
     ended = subprocess.run(
