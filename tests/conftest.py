@@ -1,4 +1,4 @@
-"""Hooks of every tier: the folder of a test is its marker, and a golden run may use another folder."""
+"""Hooks of every tier: a test's folder is its marker, long modules come first, golden sets may be others."""
 
 import os
 from pathlib import Path
@@ -15,6 +15,21 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+# The modules that take longest, the longest first. While one process of `--dist worksteal` is busy with them,
+# the others take the rest of its tests: no long test begins when all others are done, and of the tests that
+# start several processes mostly one runs at a time.
+LONG = (
+    "service/test_parallel_job.py",
+    "service/test_main_job.py",
+    "service/embedded/test_supervisor.py",
+    "chaos/test_storm.py",
+    "multiprocess/test_layouts.py",
+    "multiprocess/test_offload.py",
+    "multiprocess/test_wave_group.py",
+    "multiprocess/test_worker_group.py",
+    "service/test_compose.py",
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -28,3 +43,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         tier = item.path.relative_to(TESTS).parts[0]
         item.add_marker(getattr(pytest.mark, tier))
+    rank = {TESTS / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.path, len(LONG)))  # stable: pytest-randomly has shuffled before

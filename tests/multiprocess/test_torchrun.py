@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from magi2.checkpoint.tiny import write_tiny_checkpoint
 from magi2.media.probe import breaches, probe
+from tests.short_checkpoint import write_short_checkpoint
 from worker.devices import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ FLAGS = "--ulysses 2 --vae-patch-parallel 2 --device cpu --resolution 272p --num
 
 @pytest.mark.timeout(400)
 def test_two_ranks_under_torchrun_make_one_clip_and_speak_once(tmp_path: Path) -> None:
-    write_tiny_checkpoint(tmp_path / "tiny")
+    write_short_checkpoint(tmp_path / "tiny")
     clip = tmp_path / "clip.mp4"
     launcher = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
     request = [*FLAGS.split(), "--prompt", "Rain on a tin roof.", "--output", str(clip)]

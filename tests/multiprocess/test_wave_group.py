@@ -1,4 +1,4 @@
-"""The real tiny engine on two replicas of a worker's group: a wave of two files, and a rank killed in one."""
+"""The real engine on two replicas of a worker's group: a wave of two files, and a rank killed in one."""
 
 import os
 import signal
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from magi2.checkpoint.tiny import write_tiny_checkpoint
 from magi2.contract import GenerationRequest
 from magi2.media.probe import breaches, probe
+from tests.short_checkpoint import write_short_checkpoint
 from worker.board import WorkReport
 from worker.engine_api import RenderRequest, RenderResult
 from worker.group import GpuGroup, GroupCrashError, GroupSpec, Stop
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[GpuGroup]:
-    write_tiny_checkpoint(tmp_path / "tiny")
+    write_short_checkpoint(tmp_path / "tiny")
     spec = GroupSpec(
         profile="dp2-cpu",
         engine="magi2",

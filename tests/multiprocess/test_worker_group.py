@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from magi2.checkpoint.tiny import write_tiny_checkpoint
 from magi2.contract import GenerationRequest
 from magi2.media.probe import breaches, probe
+from tests.short_checkpoint import write_short_checkpoint
 from worker.board import WorkReport
 from worker.engine_api import Outcome, RenderRequest, RenderResult, Stopped
 from worker.group import GpuGroup, GroupCrashError, GroupSpec, Stop
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(240)
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuGroup]:
     folder = tmp_path_factory.mktemp("group")
-    write_tiny_checkpoint(folder / "tiny")
+    write_short_checkpoint(folder / "tiny")
     spec = GroupSpec(
         profile="sp2-cpu",
         engine="magi2",

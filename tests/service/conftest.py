@@ -179,20 +179,45 @@ def farm_environment(database_url: str, redis_url: str, s3: S3Place, tmp_path: P
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """Make one tiny checkpoint for all test processes, by the command that users have."""
-    shared = (
-        tmp_path_factory.getbasetemp() if worker_id == "master" else tmp_path_factory.getbasetemp().parent
-    )
-    target = shared / "tiny-checkpoint"
-    with (shared / "tiny-checkpoint.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            unfinished = shared / "tiny-checkpoint.unfinished"
-            command = [sys.executable, "-m", "magi2", "tiny-checkpoint", str(unfinished)]
-            subprocess.run(command, cwd=ROOT, check=True)
-            unfinished.rename(target)
-    return target
+def make_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[..., Path]:
+    """Return a function that has a folder made by the first test process that asks; all use the same."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own if worker_id == "master" else own.parent
+
+    def get(name: str, make: Callable[[Path], object]) -> Path:
+        target = shared / name
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.exists():
+                unfinished = shared / f"{name}.unfinished"
+                make(unfinished)
+                unfinished.rename(target)
+        return target
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(make_once: Callable[..., Path]) -> Path:
+    """Make the tiny checkpoint by the command that users have."""
+
+    def make(target: Path) -> None:
+        subprocess.run([sys.executable, "-m", "magi2", "tiny-checkpoint", str(target)], cwd=ROOT, check=True)
+
+    return make_once("tiny-checkpoint", make)
+
+
+@pytest.fixture(scope="session")
+def short_checkpoint(make_once: Callable[..., Path], tiny_checkpoint: Path) -> Path:
+    """Make the same with two layers only: renders cost half."""
+
+    def make(target: Path) -> None:
+        # Imported here: it imports torch, which few of these tests need.
+        from tests.short_checkpoint import shorten
+
+        shorten(shutil.copytree(tiny_checkpoint, target))
+
+    return make_once("short-checkpoint", make)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ PROMPT = "A red kite climbs over dunes while the wind hums."
 
 
 @pytest.fixture
-def farm_environment(farm_environment: dict[str, str], tiny_checkpoint: Path) -> dict[str, str]:
+def farm_environment(farm_environment: dict[str, str], short_checkpoint: Path) -> dict[str, str]:
     """Let leases be short, so that a lost worker is noticed soon.
 
     Not shorter, though: an agent that gets no processor for that long loses a sound render for good.
@@ -35,7 +35,7 @@ def farm_environment(farm_environment: dict[str, str], tiny_checkpoint: Path) ->
         **farm_environment,
         "FARM_WORKER__LEASE_S": "20",
         "FARM_WORKER__HEARTBEAT_S": "1",
-        "MAGI2_CKPT_ROOT": str(tiny_checkpoint),
+        "MAGI2_CKPT_ROOT": str(short_checkpoint),
     }
 
 

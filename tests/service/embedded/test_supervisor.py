@@ -72,8 +72,8 @@ def environment_for(state: Path, checkpoint: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def environment(open_directory: Path, tiny_checkpoint: Path) -> dict[str, str]:
-    return environment_for(open_directory / "state", tiny_checkpoint)
+def environment(open_directory: Path, short_checkpoint: Path) -> dict[str, str]:
+    return environment_for(open_directory / "state", short_checkpoint)
 
 
 @pytest.fixture
@@ -93,10 +93,10 @@ def start_up(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[.
 
 
 @pytest.fixture(scope="module")
-def shared(tiny_checkpoint: Path) -> Iterator[Up]:
+def shared(short_checkpoint: Path) -> Iterator[Up]:
     """One farm for the tests that leave it as they found it."""
     with opened_directory() as folder:
-        up = Up(environment_for(folder / "state", tiny_checkpoint), folder / "up.log")
+        up = Up(environment_for(folder / "state", short_checkpoint), folder / "up.log")
         try:
             up.wait_ready()
             yield up
