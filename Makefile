@@ -6,7 +6,7 @@ SEEDS ?= 1 2 3
 JOBS ?= 1000
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 
-.PHONY: help setup fmt lint types arch test test-service test-multiprocess test-chaos test-browser test-gpu test-mutants bench-api bench-queue bench-webhooks bench-kernels bench-step demo up worker migrate
+.PHONY: help setup fmt lint types arch test test-service test-multiprocess test-chaos test-browser test-gpu test-mutants bench-4gpu bench-4gpu-tiny bench-api bench-queue bench-webhooks bench-kernels bench-step demo up worker migrate
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 22
@@ -43,6 +43,12 @@ test-chaos: ## T-08 in full: 1,000 jobs under kills for each of SEEDS, 20 with t
 
 test-browser: ## the dashboard in a headless Chromium; screenshots in build/screenshots
 	$(PYTEST) -n $(N) tests/browser
+
+bench-4gpu: ## qualify the layouts on four GPUs; call again until it exits 0 (10 minutes each; JSON in build/qualify)
+	$(PY) benchmarks/qualify_4gpu.py --out build/qualify
+
+bench-4gpu-tiny: ## the same at small sizes on four CPU ranks (ten minutes on two cores)
+	$(PY) benchmarks/qualify_4gpu.py --out build/qualify-tiny --tiny --budget 3600
 
 bench-api: ## time submits, polls, lists, streams and stops of the api (minutes; exit 1 where a number is missing)
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.api --plots docs/img

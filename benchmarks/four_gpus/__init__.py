@@ -1,0 +1,1 @@
+"""The parts of `benchmarks/qualify_4gpu.py`."""
