@@ -98,10 +98,16 @@ def seaweedfs(servers: EmbeddedServers) -> SeaweedServer:
 
 
 @pytest.fixture(scope="session")
-def template_database(postgres: PostgresServer) -> str:
+def postgres_admin(postgres: PostgresServer) -> Iterator[psycopg.Connection]:
+    """Return the one connection that makes and drops the databases of this test process."""
+    with psycopg.connect(postgres.url_of("postgres"), autocommit=True) as conn:
+        yield conn
+
+
+@pytest.fixture(scope="session")
+def template_database(postgres: PostgresServer, postgres_admin: psycopg.Connection) -> str:
     """Make the database that all tests clone: the real migrations, and the guard of states."""
-    with psycopg.connect(postgres.url_of("postgres"), autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {TEMPLATE}")
+    postgres_admin.execute(f"CREATE DATABASE {TEMPLATE}")
     url = postgres.url_of(TEMPLATE).replace("postgresql://", "postgresql+psycopg://")
     engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
     schema.upgrade(engine)
@@ -111,21 +117,21 @@ def template_database(postgres: PostgresServer) -> str:
 
 
 @pytest.fixture
-def new_database(postgres: PostgresServer) -> Iterator[Callable[[str], str]]:
+def new_database(
+    postgres: PostgresServer, postgres_admin: psycopg.Connection
+) -> Iterator[Callable[[str], str]]:
     """Return a function that clones a database (`template1` for an empty one) and gives the clone's URL."""
     made: list[str] = []
 
     def clone(template: str) -> str:
         name = f"test_{uuid.uuid4().hex[:12]}"
-        with psycopg.connect(postgres.url_of("postgres"), autocommit=True) as admin:
-            admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY WAL_LOG")
+        postgres_admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY WAL_LOG")
         made.append(name)
         return postgres.url_of(name)
 
     yield clone
-    with psycopg.connect(postgres.url_of("postgres"), autocommit=True) as admin:
-        for name in made:
-            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    for name in made:
+        postgres_admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture

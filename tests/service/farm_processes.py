@@ -23,7 +23,7 @@ POLL_S = 0.1
 JOB_POLL_S = 0.25
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60) -> Any:
     """Return the first true answer, or fail saying what never happened."""
     deadline = time.monotonic() + timeout_s
     while not (answer := condition()):
@@ -85,11 +85,11 @@ class FarmProcesses:
             process.terminate()
         for process in self._running.values():
             try:
-                process.wait(timeout=15)
+                process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        wait_until(lambda: not any(map(is_alive, ranks)), "the end of the ranks", 30)
+        wait_until(lambda: not any(map(is_alive, ranks)), "the end of the ranks")
 
     def submit(self, fields: Mapping[str, Any], **options: Any) -> dict[str, Any]:
         """Submit a job and return its video object."""

@@ -142,9 +142,9 @@ class Composed:
 
 
 @pytest.fixture
-def composed(postgres: PostgresServer, tmp_path: Path, tiny_checkpoint: Path) -> Iterator[Composed]:
+def composed(postgres: PostgresServer, tmp_path: Path, short_checkpoint: Path) -> Iterator[Composed]:
     port = httpx.URL(postgres.url_of("postgres")).port or 0
-    stack = Composed(tmp_path, tiny_checkpoint, port)
+    stack = Composed(tmp_path, short_checkpoint, port)
     name = f"composed_{os.getpid()}"
     with psycopg.connect(postgres.url_of("postgres"), autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {name}")

@@ -169,7 +169,7 @@ def serve(farm: Farm) -> Iterator[Callable[..., Served]]:
     yield start
     for server, thread in running:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -210,7 +210,7 @@ def test_stop_says_reconnect_and_ends_the_server(
         thread.start()
     served.server.should_exit = True
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert farewells == ["reconnect", "reconnect"]
 
 

@@ -116,7 +116,7 @@ def test_server_that_ends_at_once_is_reported_with_its_log(open_directory: Path)
 
 
 def wait_for_end(pids: set[int]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while any(map(is_alive, pids)):
         assert time.monotonic() < deadline, f"still alive: {sorted(filter(is_alive, pids))}"
         time.sleep(0.05)
@@ -125,7 +125,7 @@ def wait_for_end(pids: set[int]) -> None:
 def test_killed_server_is_started_again_on_its_port(servers: EmbeddedServers) -> None:
     port, before = servers.valkey.port, servers.valkey.child.pid
     os.kill(before, signal.SIGKILL)
-    assert servers.valkey.child.wait(30)
+    assert servers.valkey.child.wait(60)
     [line] = servers.keep_running()
     assert line.startswith("valkey ended")
     with redis.Redis(port=port) as client:

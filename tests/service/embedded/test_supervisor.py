@@ -24,7 +24,9 @@ from tests.service.embedded.conftest import opened_directory
 from tests.service.embedded.processes import LOOPBACK_ADDRESSES, descendants, is_alive, listening_addresses
 from tests.service.farm_processes import wait_until
 
-START_S = 90
+START_S = 240
+# A farm starts a database and loads an engine, on whatever cores there are.
+pytestmark = pytest.mark.timeout(1200)
 NAMED_PARTS = ("DATABASE_URL", "REDIS_URL", "S3_ENDPOINT_URL")
 
 
@@ -50,7 +52,7 @@ class Up:
     def end(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(timeout=30)
+            self.process.wait(timeout=120)
 
     def text(self) -> str:
         return self.output.read_text()
@@ -119,7 +121,6 @@ def all_ended(pids: set[int]) -> Callable[[], bool]:
     return lambda: not any(map(is_alive, pids))
 
 
-@pytest.mark.timeout(600)
 def test_next_start_finishes_the_job_that_ctrl_c_interrupted(
     start_up: Callable[..., Up], environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -130,12 +131,12 @@ def test_next_start_finishes_the_job_that_ctrl_c_interrupted(
         wait_until(
             lambda: client.get(f"/v1/videos/{job_id}").json()["phase"] == "denoise",
             f"work; {first.text()}",
-            120,
+            300,
         )
     pids = first.pids()
     first.process.send_signal(signal.SIGINT)
-    assert first.process.wait(timeout=30) == 0
-    assert all_ended(pids)()
+    assert first.process.wait(timeout=120) == 0
+    wait_until(all_ended(pids), f"the end of {sorted(filter(is_alive, pids))}")
 
     clip = tmp_path / "demo.mp4"
     demo = subprocess.run(
@@ -167,11 +168,10 @@ def test_killed_supervisor_leaves_nothing_and_the_next_start_works(start_up: Cal
     assert len(pids) >= 6
     first.process.kill()
     first.process.wait()
-    wait_until(all_ended(pids), f"the end of {sorted(filter(is_alive, pids))}", 30)
+    wait_until(all_ended(pids), f"the end of {sorted(filter(is_alive, pids))}")
     start_up()
 
 
-@pytest.mark.timeout(600)
 def test_operators_drain_finishes_the_job_and_lasts_until_it_is_taken_back(shared: Up) -> None:
     def groups(*arguments: str) -> str:
         command = [sys.executable, "-m", "farm.cli", "groups", *arguments]
@@ -186,20 +186,20 @@ def test_operators_drain_finishes_the_job_and_lasts_until_it_is_taken_back(share
     with client_of(shared.environment) as client:
         request = {"prompt": "Fog lifts off a lake.", "num_inference_steps": 2, "profile": "tiny-cpu"}
         job_id = client.post("/v1/videos", json=request).json()["id"]
-        wait_until(lambda: phase_of(client, job_id) == "denoise", f"work; {shared.text()}", 120)
+        wait_until(lambda: phase_of(client, job_id) == "denoise", f"work; {shared.text()}", 300)
         groups("drain", group_id)
         wait_until(lambda: "worker ended with exit code 0" in shared.text(), "the drain", 300)
         video = client.get(f"/v1/videos/{job_id}").json()
         assert (video["status"], video["attempt"]) == ("completed", 1)
         wait_until(lambda: "groups undrain" in log.read_text(), "the wait for undrain", 60)
     groups("undrain", group_id)
-    wait_until(lambda: '"ready"' in groups("list", "--json"), "the group at work again", 120)
+    wait_until(lambda: '"ready"' in groups("list", "--json"), "the group at work again", 300)
 
 
 def test_crashed_role_is_started_again(shared: Up) -> None:
     [api] = [pid for pid in shared.pids() if "api" in words_of(pid)]
     os.kill(api, signal.SIGKILL)
-    wait_until(lambda: "api ended" in shared.text(), "a line about the crash", 30)
+    wait_until(lambda: "api ended" in shared.text(), "a line about the crash")
     with client_of(shared.environment) as client:
         wait_until(lambda: answers(client), "the api again", 60)
 

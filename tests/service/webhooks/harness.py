@@ -29,7 +29,7 @@ PROMPT = "A paper boat crosses a puddle."
 LOOPBACK = Policy.from_settings(allow_http=True, allow_cidrs=["127.0.0.0/8"])
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, f"not within {timeout_s:.0f} s: {what}"

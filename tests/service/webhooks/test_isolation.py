@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from farm.db.session import unit_of_work
+from farm.settings import Settings
 from farm.webhooks.deliveries import Outcome, Room, record, take_due
 from farm.webhooks.guard import system_resolver
 from tests.service.webhooks.harness import Outbox, sending, wait_until
@@ -25,10 +26,16 @@ NOWHERE = "http://127.0.0.1:9/hook"
 def never_answering():
     """A receiver that holds every request until the end of the test."""
     released = threading.Event()
-    running = Receiver(behaviour=lambda handler: (released.wait(60), answer(200)(handler)))
+    running = Receiver(behaviour=lambda handler: (released.wait(120), answer(200)(handler)))
     yield running
     released.set()
     running.close()
+
+
+def patient(settings: Settings) -> Settings:
+    """Let requests hang for as long as can be set: none shall end by itself while a test looks at others."""
+    webhook = settings.webhook.model_copy(update={"timeout_s": 60})
+    return settings.model_copy(update={"webhook": webhook})
 
 
 def test_fifty_dead_endpoints_with_a_backlog_do_not_slow_a_healthy_one(
@@ -40,10 +47,10 @@ def test_fifty_dead_endpoints_with_a_backlog_do_not_slow_a_healthy_one(
         outbox.cancel_one()
     healthy = Outbox(settings, database, "healthy")
     healthy.endpoint(receiver.url)
-    with sending(settings, database, object_store):
+    with sending(patient(settings), database, object_store):
         wait_until(lambda: len(never_answering.received) >= NUM_DEAD, "requests that hang")
         job_id = healthy.cancel_one()
-        wait_until(lambda: receiver.received, "the healthy endpoint's delivery", timeout_s=10)
+        wait_until(lambda: receiver.received, "the healthy endpoint's delivery")
         assert not outbox.attempts()[1:]  # the dead ones are still on the wire
     assert json.loads(receiver.received[0].body)["data"]["id"] == job_id
 
@@ -126,7 +133,7 @@ def test_name_servers_that_hang_hold_up_nobody_else(
 
     def resolver(host: str, port: int) -> list[str]:
         if host.startswith("hangs"):
-            released.wait(60)
+            released.wait(120)
         return system_resolver("127.0.0.1", port)
 
     num_hanging = 3 * PLACES_PER_ACCOUNT
@@ -137,10 +144,12 @@ def test_name_servers_that_hang_hold_up_nobody_else(
     healthy.endpoint(f"http://hooks.example:{receiver.port}/hook")
     with contextlib.ExitStack() as stack:
         stack.callback(released.set)
-        stack.enter_context(sending(settings, database, object_store, resolver=resolver, lookup_s=14))
-        wait_until(outbox.are(*["leased"] * num_hanging), "all hanging deliveries on the wire", timeout_s=10)
+        stack.enter_context(
+            sending(patient(settings), database, object_store, resolver=resolver, lookup_s=55)
+        )
+        wait_until(outbox.are(*["leased"] * num_hanging), "all hanging deliveries on the wire")
         healthy.cancel_one()
-        wait_until(lambda: receiver.received, "the healthy endpoint's delivery", timeout_s=10)
+        wait_until(lambda: receiver.received, "the healthy endpoint's delivery")
         assert outbox.attempts()[1:] == []  # the others hang still
 
 

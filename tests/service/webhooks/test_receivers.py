@@ -18,7 +18,7 @@ from tests.service.webhooks.receiver import (
     hang_up,
 )
 
-TIMEOUT_S = 0.5
+TIMEOUT_S = 2.0
 
 
 @pytest.fixture
@@ -45,11 +45,12 @@ def impatient(settings):
     ids=["301", "302", "307", "404", "500", "hang-up", "break-off", "babble", "drip", "drip-head"],
 )
 def test_a_failure_is_named_and_tried_again(
-    impatient, database, object_store, outbox, receiver, behaviour, error, http_status
+    settings, impatient, database, object_store, outbox, receiver, behaviour, error, http_status
 ) -> None:
     outbox.cancel_one(receiver.url)
     receiver.behaviour = behaviour
-    with sending(impatient, database, object_store):
+    # Where no time-out is wanted, a busy machine shall not bring one about.
+    with sending(impatient if error == "timeout" else settings, database, object_store):
         wait_until(outbox.tried(1), "an attempt")
     (attempt,) = outbox.attempts()
     assert (attempt.error, attempt.http_status) == (error, http_status)

@@ -42,9 +42,9 @@ def stored(client):
 def test_report_is_kept_for_late_readers_and_told_to_listeners(publisher, client):
     with client.pubsub() as listener:
         listener.subscribe(CHANNEL)
-        assert listener.get_message(timeout=5)["type"] == "subscribe"
+        assert listener.get_message(timeout=60)["type"] == "subscribe"
         publisher.publish("video_a", {"step": 1})
-        assert decode(listener.get_message(timeout=5)["data"]) == {"id": "video_a", "step": 1}
+        assert decode(listener.get_message(timeout=60)["data"]) == {"id": "video_a", "step": 1}
     assert stored(client) == 1
 
 
