@@ -1,7 +1,7 @@
 """Qualify the layouts of four GPUs on four GPUs, with random weights of released sizes.
 
 Stages, each usable alone by `--only` and each in processes of its own with a time-out:
-- link: topology, and the rates of the collectives at the engine's own message sizes.
+- link: topology, and the rates of the collectives at the engine's own message sizes (link-2: on two GPUs).
 - layout-*: a step of every layout at 272p; before it a few layers against one rank, or against resident
   layers of the same cut, in strict deterministic mode.
 - speed-sp4, speed-dlo-sp4: three steps at 540p, resident and streamed; peaks against the memory calculator.
@@ -39,10 +39,12 @@ from benchmarks.four_gpus.stages import BY_NAME, STAGES, Stage
 from worker.devices import free_port
 
 BUDGET_S = 560.0
-# What is left of the budget must hold this much for a stage to begin.
-LEAST_S = 30.0
+# What is left of the budget must hold this share of a stage's time-out for it to begin.
+LEAST_SHARE = 0.5
 _ASK = """
 import json, torch
+from importlib import metadata
+from magi2.checkpoint.fingerprint import engine_digest
 count = torch.cuda.device_count()
 nccl = torch.cuda.nccl.version() if count else None
 print(json.dumps({
@@ -50,8 +52,11 @@ print(json.dumps({
     "torch": torch.__version__,
     "cuda": torch.version.cuda,
     "nccl": nccl and ".".join(map(str, nccl)),
+    "triton": next((d.version for d in metadata.distributions(name="triton")), None),
+    "engine": engine_digest()[:16],
 }))
 """
+_DRIVER = ("nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader")
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = read_options(argv)
     try:
         record = Record.open(options.out, is_tiny=options.tiny)
-        run = Run(options.out, options.world, options.tiny, options.host_memory, take_stamp())
+        run = Run(options.out, options.world, options.tiny, options.host_memory, take_stamp(options.commit))
         refuse(run)
     except (MixError, ValueError) as error:
         print(error, file=sys.stderr)
@@ -87,11 +92,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     begin = time.monotonic()
     for stage in todo:
         left = options.budget - (time.monotonic() - begin)
-        if left < LEAST_S:
+        if left < LEAST_SHARE * stage.limit_s:
             print(f"{stage.name}: not begun, {left:.0f} s of the budget are left: call again", flush=True)
             continue
         record.put(stage.name, run_stage(run, stage, left), run.out)
     print(f"\n{record.table(stage.name for stage in wanted if stage.name in record.entries)}\n")
+    if len({record.entries[name].stamp.get("engine") for name in owed if name in record.entries}) > 1:
+        print("these rows are of several versions of the engine")
     complaints = record.complaints(owed)
     print("\n".join(complaints or ["every wanted row has its number, and every check holds"]))
     print(f"{time.monotonic() - begin:.0f} s; {run.out / FILE_NAME}", flush=True)
@@ -105,9 +112,12 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the JSON, old and new")
     parser.add_argument("--only", action="append", choices=list(BY_NAME), help="may be repeated")
-    parser.add_argument("--world", type=int, choices=(2, 4), default=4, help="2 serves the stage link alone")
+    parser.add_argument(
+        "--world", type=int, choices=(2, 4), default=4, help="2 serves the stage link-2 alone"
+    )
     parser.add_argument("--tiny", action="store_true", help="small sizes, also without a GPU")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds in all")
+    parser.add_argument("--commit", help="for the record, where this copy has no history")
     parser.add_argument("--host-memory", type=float, help="GiB, where the host shows less than it has")
     options = parser.parse_args(argv)
     if unfit := [n for n in options.only or () if options.world not in BY_NAME[n].worlds]:
@@ -130,13 +140,14 @@ def refuse(run: Run) -> None:
     if num_gpus == 0 and not run.is_tiny:
         raise ValueError("no GPU here: released sizes need --world GPUs; --tiny runs on the CPU")
     if 0 < num_gpus < run.world:
-        raise ValueError(f"{num_gpus} GPUs here, {run.world} are needed: --world 2 serves the stage link")
+        raise ValueError(f"{num_gpus} GPUs here, {run.world} are needed: --world 2 serves the stage link-2")
 
 
-def take_stamp() -> dict[str, Any]:
+def take_stamp(commit: str | None) -> dict[str, Any]:
     """Return what tells this run from others: command, commit, machine and versions."""
     asked = subprocess.run(
         [sys.executable, "-c", _ASK],
+        cwd=launch.ROOT,
         env=launch.environment(on_cpu=False),
         capture_output=True,
         text=True,
@@ -145,22 +156,22 @@ def take_stamp() -> dict[str, Any]:
     return {
         "command": shlex.join(["python", "benchmarks/qualify_4gpu.py", *sys.argv[1:]]),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        # Marked where files differ from it; a copy without its history has none but the given one.
+        "commit": commit or _said("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"),
+        "driver": _said(*_DRIVER),
         "host": platform.machine(),
         "python": platform.python_version(),
         **json.loads(asked.stdout),
     }
 
 
-def _commit() -> str:
-    """Return the commit, marked where files differ from it; a copy without its history has none."""
+def _said(*words: str) -> str:
+    """Return the first line that a program prints; `unknown` where it is not here or fails."""
     try:
-        words = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-        return subprocess.run(
-            words, cwd=launch.ROOT, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        done = subprocess.run(words, cwd=launch.ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return done.stdout.strip().partition("\n")[0]
 
 
 def run_stage(run: Run, stage: Stage, left_s: float) -> Entry:

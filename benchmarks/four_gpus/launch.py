@@ -113,23 +113,25 @@ def wait(started: Started, limit_s: float) -> End:
         limit_s: From now on.
     """
     begin = time.monotonic()
-    deadline, why = begin + limit_s, f"not finished within {limit_s:.0f} s"
+    deadline, failed, late = begin + limit_s, "", f"not finished within {limit_s:.0f} s"
     try:
         while None in (codes := started.codes) and time.monotonic() < deadline:
-            if not why.startswith("process") and (failed := _first_failure(codes)):
-                deadline, why = min(deadline, time.monotonic() + GRACE_S), failed
+            if not failed and (failed := _first_failure(started, codes)):
+                deadline = min(deadline, time.monotonic() + GRACE_S)
             time.sleep(POLL_S)
     finally:
         codes = started.codes
         started.kill()
     seconds = time.monotonic() - begin
-    return End(tuple(codes), why if None in codes else _first_failure(codes), seconds)
+    failed = failed or _first_failure(started, codes)
+    return End(tuple(codes), failed or (late if None in codes else ""), seconds)
 
 
-def _first_failure(codes: Sequence[int | None]) -> str:
+def _first_failure(started: Started, codes: Sequence[int | None]) -> str:
     for number, code in enumerate(codes):
         if code:
-            return f"process {number} ended with {code}"
+            last = [line for line in _tail(started.logs[number]) if line.strip()][-1:]
+            return ": ".join([f"process {number} ended with {code}", *last])
     return ""
 
 

@@ -238,6 +238,9 @@ def time_step(place: Place, groups: Groups, inputs: Inputs) -> None:
         place.rows.say("all layers are in place")
         forget(device)
         inputs.predict(model)
-        seconds = slowest(groups, device, lambda: inputs.predict(model))
-        place.rows.add(Row(STEP, seconds, "s", None, facts={"layers": config.num_layers}))
+        predicted: list[Tensor] = []
+        seconds = slowest(groups, device, lambda: predicted.extend(inputs.predict(model)))
+        is_finite = all(of_all(groups.world, all(bool(torch.isfinite(part).all()) for part in predicted)))
+        facts = {"layers": config.num_layers, "finite": is_finite}
+        place.rows.add(Row(STEP, seconds, "s", None, is_finite, facts))
         add_peak(place, groups, config, TIER)

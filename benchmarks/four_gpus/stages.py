@@ -77,8 +77,9 @@ _LAYOUTS = {
 _SP4, _DLO_SP4 = _LAYOUTS["sp4"][1], _LAYOUTS["dlo-sp4"][1]
 
 STAGES = (
-    Stage("link", "link", 150, RATES, worlds=(2, 4)),
-    *(Stage(f"layout-{name}", "layout", 180, wants, layout) for name, (wants, layout) in _LAYOUTS.items()),
+    Stage("link", "link", 150, RATES),
+    Stage("link-2", "link", 150, RATES, worlds=(2,)),
+    *(Stage(f"layout-{name}", "layout", 240, wants, layout) for name, (wants, layout) in _LAYOUTS.items()),
     Stage("speed-sp4", "speed", 240, (SPEED, PEAK), _SP4),
     Stage("speed-dlo-sp4", "speed", 300, (SPEED_DLO, EXPOSED, PEAK), _DLO_SP4),
     Stage(

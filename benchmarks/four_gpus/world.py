@@ -111,11 +111,14 @@ def add_peak(place: Place, groups: Groups, config: ModelConfig, tier: str) -> No
     planned = needed.weights + needed.buffers + needed.activations
     peaks = of_all(groups.world, torch.cuda.max_memory_allocated() / GIB)
     reserved = of_all(groups.world, torch.cuda.max_memory_reserved() / GIB)
+    free, there = torch.cuda.mem_get_info()
+    held = of_all(groups.world, (there - free) / GIB)  # of NCCL, kernels and the driver too
     ratio = max(peaks) * GIB / planned
     low, high = PEAK_RANGE
     facts = {
         "peak_gib": [round(value, 2) for value in peaks],
         "reserved_gib": [round(value, 2) for value in reserved],
+        "held_now_gib": [round(value, 2) for value in held],
         "planned_gib": round(planned / GIB, 2),
     }
     target = None if place.is_tiny else f"{low} to {high}"

@@ -19,10 +19,10 @@ def test_links_and_a_streamed_layout_are_measured_and_merged(tmp_path: Path) -> 
         done = subprocess.run([*program, *words], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((tmp_path / "qualify_4gpu.json").read_text())
-    assert sorted(record["stages"]) == ["layout-dlo-dp2sp2", "link"]
+    assert sorted(record["stages"]) == ["layout-dlo-dp2sp2", "link-2"]
     for name, entry in record["stages"].items():
         rows = {row["name"]: row for row in entry["rows"]}
         assert all(rows[wanted]["value"] is not None for wanted in BY_NAME[name].wanted(on_cpu=True))
         assert {"at", "command", "commit", "gpus", "layout", "torch", "world"} <= set(entry["stamp"])
-    assert [record["stages"][name]["stamp"]["world"] for name in ("link", "layout-dlo-dp2sp2")] == [2, 4]
+    assert [record["stages"][name]["stamp"]["world"] for name in ("link-2", "layout-dlo-dp2sp2")] == [2, 4]
     assert "| layout-dlo-dp2sp2 | values that differ from the resident layers' | 0 | 0 | met |" in done.stdout

@@ -110,7 +110,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
 
 def replace_stages(monkeypatch: pytest.MonkeyPatch, stages: Stages) -> Stages:
     monkeypatch.setattr(qualify_4gpu, "run_stage", stages)
-    monkeypatch.setattr(qualify_4gpu, "take_stamp", lambda: CPU)
+    monkeypatch.setattr(qualify_4gpu, "take_stamp", lambda _commit: CPU)
     return stages
 
 
@@ -132,7 +132,7 @@ def test_call_without_only_runs_what_has_no_complete_run(
 ) -> None:
     first = replace_stages(monkeypatch, Stages(failing=("layout-tp4", "agent")))
     assert call(tmp_path) == 1
-    assert first.ran == [stage.name for stage in STAGES]
+    assert first.ran == [stage.name for stage in STAGES if stage.name != "link-2"]
     assert "layout-tp4: failed: not finished" in capsys.readouterr().out
     second = replace_stages(monkeypatch, Stages())
     assert call(tmp_path) == 0
@@ -143,14 +143,15 @@ def test_call_without_only_runs_what_has_no_complete_run(
 def test_stage_beyond_the_budget_is_not_begun_and_counts_as_not_run(
     stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(tmp_path, "--only", "link", "--budget", "10") == 1
+    assert call(tmp_path, "--only", "link", "--budget", "70") == 1
     assert stages.ran == []
     assert "link: not run" in capsys.readouterr().out
 
 
-def test_two_devices_serve_the_first_stage_alone(stages: Stages, tmp_path: Path) -> None:
+def test_two_devices_serve_the_first_stage_alone_and_not_for_four(stages: Stages, tmp_path: Path) -> None:
     assert call(tmp_path, "--world", "2") == 0
-    assert stages.ran == ["link"]
+    assert call(tmp_path) == 0
+    assert stages.ran[:2] == ["link-2", "link"]
     with pytest.raises(SystemExit) as refused:
         call(tmp_path, "--world", "2", "--only", "layout-sp4")
     assert refused.value.code == 2
@@ -167,10 +168,22 @@ def test_too_few_devices_are_refused(
     gpus: list[str],
     words: str,
 ) -> None:
-    monkeypatch.setattr(qualify_4gpu, "take_stamp", lambda: CPU | {"gpus": gpus})
+    monkeypatch.setattr(qualify_4gpu, "take_stamp", lambda _commit: CPU | {"gpus": gpus})
     assert qualify_4gpu.main(["--out", str(tmp_path)]) == 2
     assert words in capsys.readouterr().err
     assert stages.ran == []
+
+
+@pytest.mark.usefixtures("stages")
+def test_rows_of_several_engines_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    remark = "several versions of the engine"
+    rows = tuple(Row(name, 1.0) for name in BY_NAME["link"].wants)
+    other = Entry(Status.DONE, rows=rows, stamp={"engine": "old"})
+    Record(is_tiny=True).put("link", other, tmp_path)
+    assert call(tmp_path, "--only", "vae") == 0
+    assert remark not in capsys.readouterr().out
+    assert call(tmp_path) == 0
+    assert remark in capsys.readouterr().out
 
 
 # ---- the stages
@@ -191,7 +204,8 @@ def test_stages_cover_the_layouts_of_four_gpus_which_fit_the_released_model() ->
     }
     for stage in STAGES:
         for model in (ModelConfig.released(), ModelConfig.tiny()):
-            check(stage.layout or Layout(ulysses=4), model, launched=4)
+            [world] = stage.worlds
+            check(stage.layout or Layout(ulysses=world), model, launched=world)
 
 
 def test_every_stage_has_its_function_and_fits_one_call() -> None:
@@ -268,7 +282,7 @@ def test_failed_process_ends_the_others_and_names_itself(
     monkeypatch.setattr(launch, "GRACE_S", 0.1)
     running = started(tmp_path, "import time; time.sleep(600)", "import sys; sys.exit('the reason')")
     end = launch.wait(running, 300)
-    assert end.why == "process 1 ended with 1"
+    assert end.why == "process 1 ended with 1: the reason"
     assert running.tails()["process1"] == ["the reason"]
     assert all(is_gone(process.pid) for process in running.processes)
 
@@ -300,3 +314,12 @@ def test_part_of_a_stage_runs_without_torch() -> None:
         os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-c", code], launch.environment(on_cpu=True))
         == 0
     )
+
+
+def test_stamp_names_commit_and_versions() -> None:
+    stamp = qualify_4gpu.take_stamp("abc")
+    assert stamp["commit"] == "abc"
+    assert {"at", "command", "cuda", "driver", "engine", "gpus", "nccl", "python", "torch", "triton"} <= set(
+        stamp
+    )
+    assert qualify_4gpu.take_stamp(None)["commit"] != "abc"
