@@ -1,6 +1,6 @@
 """Real PostgreSQL, Valkey and SeaweedFS for the service tier, one set per test process, started on first use.
 
-Every test gets a database of its own (a clone of one migrated template, about 40 ms), an empty broker and a
+Every test gets a database of its own (a clone of one migrated template, about 25 ms), an empty broker and a
 prefix of its own in the store. `farm_environment` is what a farm process started by a test needs;
 `settings` is the same as an object. A missing server program fails the tests that need it.
 """
@@ -11,7 +11,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +32,7 @@ from farm.embedded.servers import EmbeddedServers, ServerSecrets
 from farm.embedded.valkey import ValkeyServer
 from farm.settings import Settings, load_settings
 from farm.storage import ObjectStore
+from tests.server_folder import make_server_folder
 from tests.state_guard import install_state_guard
 
 ROOT = Path(__file__).parents[2]
@@ -65,9 +65,7 @@ class S3Place(NamedTuple):
 @pytest.fixture(scope="session")
 def servers() -> Iterator[EmbeddedServers]:
     """Start the three servers of this test process."""
-    # Not in the 0700 folder of pytest: where tests run as root, PostgreSQL runs as nobody.
-    directory = Path(tempfile.mkdtemp(prefix="magi2-farm-tests-"))
-    directory.chmod(0o755)
+    directory = make_server_folder()
     running = EmbeddedServers(
         directory, os.environ, ServerSecrets.generate(), bucket=BUCKET, is_disposable=True
     )

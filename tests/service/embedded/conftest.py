@@ -1,7 +1,6 @@
 """Folders for the embedded servers: open ones, as most clones are, so that PostgreSQL's data stays inside."""
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from farm.embedded.postgres import shelter_of
+from tests.server_folder import make_server_folder
 
 
 @contextmanager
 def opened_directory() -> Iterator[Path]:
     """Make a folder that everybody may enter, which those of pytest are not, and remove it."""
-    directory = Path(tempfile.mkdtemp(prefix="magi2-farm-tests-"))
-    directory.chmod(0o755)
+    directory = make_server_folder()
     try:
         yield directory
     finally:

@@ -100,8 +100,8 @@ def test_closed_folder_of_root_still_gets_a_database(tmp_path: Path) -> None:
     assert not is_alive(server.child.pid)
 
 
-def test_server_that_ends_at_once_is_reported_with_its_log(open_directory: Path) -> None:
-    broken = open_directory / "weed"
+def test_server_that_ends_at_once_is_reported_with_its_log(open_directory: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "weed"  # no program may run where the data of tests lies in memory
     broken.write_text("#!/bin/sh\necho no such flag >&2\nexit 7\n")
     broken.chmod(0o755)
     server = SeaweedServer(
