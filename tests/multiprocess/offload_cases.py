@@ -17,7 +17,7 @@ from magi2.contract import TIERS, GenerationRequest, Tier
 from magi2.errors import EngineError, EngineFailure, Stopped
 from magi2.model.transformer import Magi2Transformer
 from magi2.offload.lazy import HostRuntime
-from magi2.parallel.groups import Groups, open_groups
+from magi2.parallel.groups import Groups
 from magi2.parallel.layout import Layout
 from magi2.parallel.memory import BY_HEAD, BY_LAYER
 from magi2.pipeline import Magi2Pipeline, Rendered
@@ -25,7 +25,7 @@ from magi2.sampling.cache import cached
 from magi2.wave import Member, render_wave
 from tests.cache_reference import Counts, always_caching
 from tests.multiprocess.models import CONFIGS, load, predict, solve
-from tests.multiprocess.registry import CASES, largest_error
+from tests.multiprocess.registry import CASES, groups_of, largest_error
 from tests.multiprocess.spawn import Case, World
 
 DP4 = Layout(data_parallel=4, dlo=True)
@@ -33,8 +33,6 @@ DP2SP2 = Layout(data_parallel=2, ulysses=2, dlo=True)
 DP2 = Layout(data_parallel=2, dlo=True)
 DLO_SP4 = Layout(ulysses=4, dlo=True, dlo_no_allgather=True)
 STEPS = 8
-# A rank waits so long for its peers: some render a clip for comparison first.
-PATIENCE_S = 90.0
 WORLDS: dict[int, list[str]] = {2: [], 4: []}
 FORCED = CacheConfig(threshold=0.99, warmup_steps=2, max_consecutive=3)
 
@@ -48,12 +46,6 @@ def case(world: int, name: str) -> Callable[[Case], Case]:
         return function
 
     return register
-
-
-@contextmanager
-def groups_of(at: World, layout: Layout) -> Iterator[Groups]:
-    with open_groups(layout, at.rank, timeout_s=PATIENCE_S) as groups:
-        yield groups
 
 
 def aligned(model: Magi2Transformer) -> Magi2Transformer:

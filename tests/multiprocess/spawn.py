@@ -27,9 +27,10 @@ _CONTEXT.set_forkserver_preload(
         "transformers.models.auto.tokenization_auto",
     ]
 )
-# A rank waits so long for its peers in one collective of a case; a whole world has `LIMIT_S`.
-CASE_TIMEOUT_S = 20.0
-LIMIT_S = 100.0
+# A rank waits so long for its peers in one collective of a case, of which some render a clip for comparison
+# first; a whole world has `LIMIT_S`.
+CASE_TIMEOUT_S = 90.0
+LIMIT_S = 400.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def run_world(size: int, target: Callable[..., None], *args: object, limit_s: fl
         _collect(pipes, outcomes, time.monotonic() + limit_s)
     finally:
         for process in processes:
-            process.join(timeout=2)
+            process.join(timeout=30)  # its pipe is closed: it ends by itself, or hangs
             process.kill()
             process.join()
             outcomes.exit_codes.append(process.exitcode)

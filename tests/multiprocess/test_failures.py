@@ -15,8 +15,10 @@ from magi2.parallel.layout import Layout
 from tests.multiprocess.models import load, predict, write_models
 from tests.multiprocess.spawn import run_world, started
 
-TIMEOUT_S = 4.0
-LIMIT_S = 60.0
+# Long enough for a peer that only waits for a processor.
+TIMEOUT_S = 8.0
+LIMIT_S = 200.0
+pytestmark = pytest.mark.timeout(LIMIT_S + 100)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def fail() -> None:
 
 
 def stall() -> None:
-    time.sleep(3 * TIMEOUT_S)
+    time.sleep(2 * TIMEOUT_S)
 
 
 def lose_a_peer(
@@ -61,7 +63,7 @@ def lose_a_peer(
 
 @pytest.mark.parametrize("end", [die, fail, stall], ids=["rank dies", "rank raises", "rank stalls"])
 def test_peer_of_a_lost_rank_ends_with_a_named_error(models: Path, end: Callable[[], None]) -> None:
-    outcomes = run_world(2, lose_a_peer, models, end.__name__, end, limit_s=LIMIT_S / 2)
+    outcomes = run_world(2, lose_a_peer, models, end.__name__, end, limit_s=LIMIT_S)
     said = outcomes.said[end.__name__][0]
     assert said.startswith(
         "exchange in the group sp failed: a peer rank is gone or late, so this rank must end"
@@ -84,7 +86,7 @@ def leave_early(rank: int, size: int, pipe: Connection, folder: Path) -> None:
 
 
 def test_creation_without_a_peer_ends_with_a_named_error(tmp_path: Path) -> None:
-    outcomes = run_world(2, leave_early, tmp_path, limit_s=LIMIT_S / 2)
+    outcomes = run_world(2, leave_early, tmp_path, limit_s=LIMIT_S)
     assert outcomes.said["creation"][0].startswith(
         "creation in the group sp failed: a peer rank is gone or late"
     )

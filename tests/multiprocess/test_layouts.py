@@ -12,8 +12,9 @@ from tests.multiprocess import cache_cases  # noqa: F401 - it registers itself
 from tests.multiprocess.cases import GOLDEN
 from tests.multiprocess.models import write_models
 from tests.multiprocess.registry import WORLDS
-from tests.multiprocess.spawn import Outcomes, run_cases, run_world
+from tests.multiprocess.spawn import LIMIT_S, Outcomes, run_cases, run_world
 
+pytestmark = pytest.mark.timeout(LIMIT_S + 200)
 ALL = [pytest.param(world, name, id=name) for world, names in WORLDS.items() for name in names]
 
 

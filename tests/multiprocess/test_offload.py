@@ -7,11 +7,10 @@ import pytest
 from magi2.checkpoint.tiny import write_tiny_checkpoint
 from tests.multiprocess.models import write_models
 from tests.multiprocess.offload_cases import WORLDS
-from tests.multiprocess.spawn import Outcomes, run_cases, run_world
+from tests.multiprocess.spawn import LIMIT_S, Outcomes, run_cases, run_world
 
-LIMIT_S = 400.0
 ALL = [pytest.param(world, name, id=name) for world, names in WORLDS.items() for name in names]
-pytestmark = pytest.mark.timeout(LIMIT_S + 60)
+pytestmark = pytest.mark.timeout(LIMIT_S + 200)
 
 
 @pytest.fixture(scope="module")
@@ -31,5 +30,5 @@ def done() -> dict[int, Outcomes]:
 def test_case(folder: Path, done: dict[int, Outcomes], world: int, name: str) -> None:
     """Run a world's cases at the first question, all in one spawn."""
     if world not in done:
-        done[world] = run_world(world, run_cases, folder, WORLDS[world], limit_s=LIMIT_S)
+        done[world] = run_world(world, run_cases, folder, WORLDS[world])
     done[world].check(name, world)
