@@ -18,13 +18,12 @@ from tests.service.api.conftest import SUBMIT, Farm
 
 PASSWORD = "correct horse battery"
 ORIGIN = {"Origin": "http://farm"}
-HASH = admins.hash_password(PASSWORD)
 TOKEN = re.compile(r'name="csrf" value="([^"]+)"')
 
 
 def make_login(farm: Farm, name: str = "alice", role: Role = Role.ADMIN) -> None:
     with unit_of_work(farm.database) as conn:
-        admins.create(conn, name, role, HASH, by="system:cli")
+        admins.create(conn, name, role, admins.hash_password(PASSWORD), by="system:cli")
 
 
 async def log_in(client: httpx.AsyncClient, name: str = "alice", password: str = PASSWORD) -> httpx.Response:
