@@ -41,6 +41,7 @@ from magi2.contract import (
 from magi2.errors import CheckpointError, EngineError, InvalidInput
 from magi2.media.clip import Clip
 from magi2.media.image import open_image, prepare_reference
+from magi2.media.writer import ClipWriter
 from magi2.model.denoiser import TransformerDenoiser
 from magi2.model.transformer import Magi2Transformer
 from magi2.offload.memory import has_room, host_bytes, named_exhaustion
@@ -219,6 +220,7 @@ class Magi2Pipeline:
         progress: ProgressFn | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         before_step: Callable[[], bool] | None = None,
+        writer: ClipWriter | None = None,
     ) -> Rendered | None:
         """Render one clip; None on every rank but the output rank.
 
@@ -230,6 +232,8 @@ class Magi2Pipeline:
                 ranks the output rank's answer counts.
             before_step: Of a wave: asked exactly once before every step instead, on all ranks of all
                 replicas; both answers are then already equal on all ranks.
+            writer: Given the sound and each window's frames as they come, where the clip is made; its caller
+                finishes it, and learns there what it could not do.
 
         Raises:
             InvalidInput: The request breaks a rule.
@@ -249,7 +253,7 @@ class Magi2Pipeline:
         with named_exhaustion(self.device):
             conditioning = self._encode(request, picture, run)
             latents = self._denoise(request, conditioning, run, before_step or agreed)
-            clip = self._decode(request, latents, run)
+            clip = self._decode(request, latents, run, writer)
         stats = run.stats(replica)
         return None if clip is None else Rendered(clip, stats)
 
@@ -371,32 +375,45 @@ class Magi2Pipeline:
                 run.acceleration = cache.report(self.groups.replica).to_json()
             return latents
 
-    def _decode(self, request: GenerationRequest, latents: Latents, run: RunRecord) -> Clip | None:
-        """Turn the latents into frames and samples; None where they are another rank's."""
+    def _decode(
+        self, request: GenerationRequest, latents: Latents, run: RunRecord, writer: ClipWriter | None
+    ) -> Clip | None:
+        """Turn the latents into samples and frames; None where they are another rank's."""
         tier = TIERS[request.tier]
+        size = (request.width, request.height)
+        output_size = None if size == (tier.width, tier.height) else size
+        samples = torch.empty(0)
+        # The sound comes first, so that a writer can encode the pictures while they are made.
+        with run.stage("decode_audio", 1):
+            if self.groups.is_output:
+                samples = self._decode_audio(latents.audio)
+                if writer is not None:
+                    writer.begin(samples, (tier.width, tier.height), output_size)
         frames = torch.empty(0, dtype=torch.uint8)
         num_windows = len(self.video_decoder.windows(latents.video)) if self._is_decoding else 1
         with run.stage("decode_video", num_windows) as done:
             if self._is_decoding:
                 frames = torch.empty(NUM_FRAMES, tier.height, tier.width, 3, dtype=torch.uint8)
-                self._decode_video(latents.video, frames, run, done)
-        with run.stage("decode_audio", 1):
-            if not self.groups.is_output:
-                return None
-            with self._stage.holding(self.audio_decoder.module):
-                samples_CW = fourier_resample(self.audio_decoder.decode(latents.audio))[0].cpu()
-        size = (request.width, request.height)
-        return Clip(frames, samples_CW.T.contiguous(), None if size == (tier.width, tier.height) else size)
+                for window, rows in enumerate(self._decode_video(latents.video, frames, run), start=1):
+                    if writer is not None and self.groups.is_output:
+                        writer.add(rows)
+                    done(window)
+        return Clip(frames, samples, output_size) if self.groups.is_output else None
 
-    def _decode_video(
-        self, latent: Tensor, frames: Tensor, run: RunRecord, done: Callable[[int], None]
-    ) -> None:
-        """Fill the clip's frames window by window, or make some of them for the output rank."""
+    def _decode_audio(self, latent: Tensor) -> Tensor:
+        """Return the samples of a clip."""
+        with self._stage.holding(self.audio_decoder.module):
+            samples_CW = fourier_resample(self.audio_decoder.decode(latent))[0].cpu()
+        return samples_CW.T.contiguous()
+
+    def _decode_video(self, latent: Tensor, frames: Tensor, run: RunRecord) -> Iterator[Tensor]:
+        """Fill the clip's frames and yield each window's, or make some of them for the output rank."""
         first = 0
         with self._stage.holding(self.video_decoder.module):
-            for window, chunk in enumerate(self.video_decoder.decode(latent, self.groups.windows), start=1):
-                frames[first : first + len(chunk)] = chunk
-                first += len(chunk)
-                done(window)
+            for chunk in self.video_decoder.decode(latent, self.groups.windows):
+                last = first + len(chunk)
+                frames[first:last] = chunk
+                yield frames[first:last]
+                first = last
                 if self.groups.replica.size == 1:  # ranks that share windows stop together, after them
                     run.check()

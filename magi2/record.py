@@ -16,7 +16,7 @@ from magi2.errors import Stopped
 from magi2.packing import Conditioning, Kind
 from magi2.parallel.groups import ALONE, Group
 
-# Told (phase, finished, total). Phases: load, text_encode, image_encode, denoise, decode_video, decode_audio;
+# Told (phase, finished, total). Phases: load, text_encode, image_encode, denoise, decode_audio, decode_video;
 # fetch_input and mux belong to whoever fetches and writes the files.
 ProgressFn = Callable[[str, int, int], None]
 _BRANCHES = ("conditional", "unconditional")

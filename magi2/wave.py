@@ -17,6 +17,7 @@ import torch
 
 from magi2.contract import GenerationRequest
 from magi2.errors import EngineError, EngineFailure, InvalidInput, OutOfMemory, Stopped
+from magi2.media.writer import ClipWriter
 from magi2.offload.ring import Ring
 from magi2.parallel.groups import Group
 from magi2.parallel.layout import coordinates
@@ -60,6 +61,7 @@ def render_wave(
     *,
     progress: ProgressFn = silent,
     signal: Signal | None = None,
+    writer: ClipWriter | None = None,
 ) -> Rendered | EngineFailure | None:
     """Render one wave; all ranks make the same call.
 
@@ -68,6 +70,7 @@ def render_wave(
         members: One for each slot, None for a slot that stays empty; not all.
         progress: Told of this rank's own request.
         signal: Asked before every step.
+        writer: Of this rank's clip; its caller finishes it.
 
     Returns:
         For this rank's slot: the clip on its output rank, or why there is none; None on other ranks and for
@@ -82,7 +85,7 @@ def render_wave(
     boundary = Boundary(pipeline.groups.world, len(members), slot, signal or Undisturbed())
     ring, own = _ring_of(pipeline), members[slot]
     until = ring.passes + num_steps
-    outcome = None if own is None else _render(pipeline, own, boundary, progress, until)
+    outcome = None if own is None else _render(pipeline, own, boundary, progress, until, writer)
     boundary.is_alive = False
     _keep_up(ring, boundary, until, num_steps)
     return outcome
@@ -94,6 +97,7 @@ def render_one(
     *,
     image: bytes | None = None,
     progress: ProgressFn = silent,
+    writer: ClipWriter | None = None,
 ) -> Rendered | None:
     """Render one request on any layout, with replicas in the first slot of a wave; the clip is rank 0's.
 
@@ -102,9 +106,9 @@ def render_one(
     """
     num_slots = pipeline.groups.layout.data_parallel
     if num_slots == 1:
-        return pipeline(request, image=image, progress=progress)
+        return pipeline(request, image=image, progress=progress, writer=writer)
     members = [Member(request, image), *([None] * (num_slots - 1))]
-    outcome = render_wave(pipeline, members, progress=progress)
+    outcome = render_wave(pipeline, members, progress=progress, writer=writer)
     if isinstance(outcome, EngineFailure):
         raise outcome
     return outcome
@@ -174,7 +178,12 @@ def _ring_of(pipeline: Magi2Pipeline) -> Ring:
 
 
 def _render(
-    pipeline: Magi2Pipeline, own: Member, boundary: Boundary, progress: ProgressFn, until: int
+    pipeline: Magi2Pipeline,
+    own: Member,
+    boundary: Boundary,
+    progress: ProgressFn,
+    until: int,
+    writer: ClipWriter | None,
 ) -> Rendered | EngineFailure | None:
     """Render this rank's request, or say why not.
 
@@ -188,6 +197,7 @@ def _render(
             progress=progress,
             should_stop=lambda: boundary.is_dropped,
             before_step=boundary,
+            writer=writer,
         )
     except (InvalidInput, Stopped) as error:  # all ranks of the slot see the same
         return error

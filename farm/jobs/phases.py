@@ -12,8 +12,8 @@ PHASES = (
     "text_encode",
     "image_encode",
     "denoise",
-    "decode_video",
     "decode_audio",
+    "decode_video",
     "mux",
     "upload",
 )
@@ -23,8 +23,8 @@ _SHARES = {
     "text_encode": (2, 3),
     "image_encode": (3, 4),
     "denoise": (5, 90),
-    "decode_video": (91, 95),
-    "decode_audio": (95, 96),
+    "decode_audio": (91, 92),
+    "decode_video": (92, 96),
     "mux": (96, 97),
     "upload": (98, 99),
 }

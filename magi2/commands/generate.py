@@ -144,7 +144,7 @@ def _with_one_seed(job: _Job, groups: Groups) -> _Job:
 
 def _render(job: _Job, groups: Groups) -> None:
     # Imported here: a refused request does not wait for torch.
-    from magi2.media.mp4 import write_mp4
+    from magi2.media.writer import ClipWriter
     from magi2.pipeline import Magi2Pipeline
     from magi2.record import silent
     from magi2.wave import render_one
@@ -153,20 +153,21 @@ def _render(job: _Job, groups: Groups) -> None:
     with (
         phase_bars() if groups.rank == 0 else nullcontext(silent) as shown,
         measuring(job.setup.launch, is_wanted=job.is_measured) as memory,
+        ClipWriter(job.output, crf=engine.crf) as writer,
     ):
         bars: ProgressFn = shown
         begin = time.monotonic()
         pipeline = Magi2Pipeline(engine, progress=bars, groups=groups)
         durations = {"load": time.monotonic() - begin}
         try:
-            rendered = render_one(pipeline, job.request, image=job.image, progress=bars)
+            rendered = render_one(pipeline, job.request, image=job.image, progress=bars, writer=writer)
         finally:
             pipeline.close()
         if rendered is None:
             return
         begin = time.monotonic()
         bars("mux", 0, 1)
-        write_mp4(job.output, rendered.clip, crf=engine.crf)
+        writer.finish()
         bars("mux", 1, 1)
         durations |= rendered.stats.stage_durations | {"mux": time.monotonic() - begin}
     _report(job, rendered, durations)

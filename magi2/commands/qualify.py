@@ -13,6 +13,7 @@ import hashlib
 import io
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +137,7 @@ def _measure(
 ) -> dict[str, Any] | None:
     """Render one run; return its figures, or None on a rank that has no clip."""
     # Imported here: as in `run`.
-    from magi2.media.mp4 import write_mp4
+    from magi2.media.writer import ClipWriter
     from magi2.wave import render_one  # as above
 
     image = _first_frame() if run.workload == "i2va" else None
@@ -149,15 +150,16 @@ def _measure(
         acceleration=ACCELERATIONS[setup.layout.cache_dit],
         has_image=image is not None,
     )
+    writer = None if records is None else ClipWriter(records.clip_path(run), crf=setup.engine.crf)
     begin = time.monotonic()
-    with measuring(setup.launch, is_wanted=True) as memory:
-        rendered = render_one(pipeline, request, image=image)
-        if rendered is None or records is None:
+    with measuring(setup.launch, is_wanted=True) as memory, writer or nullcontext():
+        rendered = render_one(pipeline, request, image=image, writer=writer)
+        if rendered is None or writer is None:
             return None
-        path, mux_began = records.clip_path(run), time.monotonic()
-        write_mp4(path, rendered.clip, crf=setup.engine.crf)
+        mux_began = time.monotonic()
+        writer.finish()
     end = time.monotonic()
-    facts = probe(path)
+    facts = probe(writer.path)
     return {
         "request": request.to_json(),
         "image_sha256": None if image is None else hashlib.sha256(image).hexdigest(),

@@ -5,7 +5,8 @@ clips give equal bytes on one type of machine; memory does not grow with the siz
 converted with BT.601 in limited range and tagged so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import cast
@@ -53,16 +54,39 @@ def write_mp4(path: Path, clip: Clip, *, crf: int = DEFAULT_CRF, preset: str = "
         InvalidInput: The size is odd, or crf is out of range.
         EngineError: A track could not be encoded or written, or the file breaks the contract; no file stays.
     """
-    if clip.width % 2 or clip.height % 2:
-        raise InvalidInput(f"the video size {clip.width}x{clip.height} is odd; both sides must be even")
+    size = (clip.width, clip.height)
+    check_encodable(size, clip.samples, crf=crf)
+    with unfinished_file(path, size) as unfinished:
+        encode(unfinished, clip.each_frame(), clip.samples, size, crf=crf, preset=preset)
+
+
+def check_encodable(size: tuple[int, int], samples_W2: Tensor, *, crf: int) -> None:
+    """Refuse what no file can be made of.
+
+    Raises:
+        InvalidInput: The size is odd, or crf is out of range.
+        EngineError: A sample is not finite.
+    """
+    width, height = size
+    if width % 2 or height % 2:
+        raise InvalidInput(f"the video size {width}x{height} is odd; both sides must be even")
     if not 0 <= crf <= 51:
         raise InvalidInput(f"crf is {crf}; it must be from 0 (lossless) to 51")
-    if not torch.isfinite(clip.samples).all():
+    if not torch.isfinite(samples_W2).all():
         raise EngineError("the audio decoder returned samples that are not finite; no file was written")
+
+
+@contextmanager
+def unfinished_file(path: Path, size: tuple[int, int]) -> Iterator[Path]:
+    """Yield a place for a file that is checked and gets its name when the block ends, and else disappears.
+
+    Raises:
+        EngineError: The block could not encode or write, or the file breaks the contract.
+    """
     unfinished = path.with_name(f".{path.name}.{uuid4().hex}.part")
     try:
-        _encode(unfinished, clip, crf=crf, preset=preset)
-        broken = breaches(probe(unfinished), clip.width, clip.height)
+        yield unfinished
+        broken = breaches(probe(unfinished), *size)
         if broken:
             raise EngineError(f"the encoded file breaks the output contract: {'; '.join(broken)}")
         unfinished.replace(path)
@@ -72,13 +96,26 @@ def write_mp4(path: Path, clip: Clip, *, crf: int = DEFAULT_CRF, preset: str = "
         unfinished.unlink(missing_ok=True)
 
 
-def _encode(path: Path, clip: Clip, *, crf: int, preset: str) -> None:
+def encode(
+    path: Path,
+    frames: Iterable[Tensor],
+    samples_W2: Tensor,
+    size: tuple[int, int],
+    *,
+    crf: int,
+    preset: str,
+) -> None:
+    """Encode finished frames, uint8 [height, width, 3], as they come, with their sound.
+
+    Raises:
+        FFmpegError, OSError, ValueError: It cannot be done; part of the file may be there.
+    """
     options = {"movflags": "+faststart", "fflags": "+bitexact"}
     with av.open(path, "w", format="mp4", options=options) as container:
-        video = _add_video(container, clip.width, clip.height, crf=crf, preset=preset)
+        video = _add_video(container, *size, crf=crf, preset=preset)
         audio = _add_audio(container)
         # Picture by picture with its sound, so that the muxer never has to hold back much of one track.
-        for picture, sound in zip(_pictures(clip), _sounds(clip.samples), strict=True):
+        for picture, sound in zip(_pictures(frames), _sounds(samples_W2), strict=True):
             container.mux(video.encode(picture))
             container.mux(audio.encode(sound))
         container.mux(video.encode(None))
@@ -105,9 +142,9 @@ def _add_audio(container: OutputContainer) -> AudioStream:
     return stream
 
 
-def _pictures(clip: Clip) -> Iterator[av.VideoFrame]:
+def _pictures(frames: Iterable[Tensor]) -> Iterator[av.VideoFrame]:
     reformatter = VideoReformatter()
-    for index, frame_YXC in enumerate(clip.each_frame()):
+    for index, frame_YXC in enumerate(frames):
         rgb = av.VideoFrame.from_ndarray(frame_YXC.numpy(), format="rgb24")
         picture = reformatter.reformat(
             rgb,

@@ -17,7 +17,8 @@ from magi2.checkpoint.keys import build_on_meta
 from magi2.checkpoint.load import fill
 from magi2.config import EngineConfig, SamplingConfig
 from magi2.contract import TIERS, GenerationRequest, Tier
-from magi2.errors import CheckpointError, Stopped
+from magi2.errors import CheckpointError, EngineError, Stopped
+from magi2.media.writer import ClipWriter
 from magi2.model import transformer as transformer_module
 from magi2.model.denoiser import TransformerDenoiser
 from magi2.model.transformer import Magi2Transformer
@@ -287,7 +288,12 @@ def whole_render(at: World) -> None:
     layout = Layout(ulysses=4, vae_patch_parallel=4)
     with mock.patch.dict(TIERS, {"272p": FEW_TOKENS}), groups_of(at, layout) as groups:
         pipeline = Magi2Pipeline(engine, groups=groups)
-        first, second = (pipeline(REQUEST, image=picture()) for _ in range(2))
+        first = pipeline(REQUEST, image=picture())
+        with ClipWriter(at.folder / "gone" / f"{at.rank}.mp4") as writer:
+            second = pipeline(REQUEST, image=picture(), writer=writer)
+            # Told at the end alone: until then the other ranks count on this one's part of the decoding.
+            with pytest.raises(EngineError, match="encoded or written" if at.rank == 0 else "no clip"):
+                writer.finish()
         # Three phases begin, then two steps.
         asked = iter([False, False, False, False, True])
         with pytest.raises(Stopped, match="stopped after step 1 of 2"):

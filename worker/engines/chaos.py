@@ -192,7 +192,7 @@ class ChaosEngine:
         if wanted.has_image != (request.image_path is not None and Path(request.image_path).is_file()):
             raise EngineError("chaos: the request and its image do not agree")
         self._denoise(request.request_id, wanted.num_inference_steps, script, report, should_stop)
-        for phase in ("decode_video", "decode_audio", "mux"):
+        for phase in ("decode_audio", "decode_video", "mux"):
             report(request.request_id, phase, 0, 1)
         if self._spec.rank == 0:
             _write(script, wanted, Path(request.output_path))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -38,6 +38,7 @@ from worker.engine_api import (
 )
 
 if TYPE_CHECKING:
+    from magi2.media.writer import ClipWriter
     from magi2.pipeline import Magi2Pipeline, Rendered
 
 logger = logging.getLogger(__name__)
@@ -117,8 +118,11 @@ class Magi2Engine:
         pipeline = self._loaded()
         try:
             wanted, image = _read(request)
-            rendered = pipeline(wanted, image=image, progress=progress, should_stop=should_stop)
-            return self._finish(request, rendered, report)
+            with self._writer(request) as writer:
+                rendered = pipeline(
+                    wanted, image=image, progress=progress, should_stop=should_stop, writer=writer
+                )
+                return self._finish(request, rendered, writer, report)
         except errors.EngineFailure as error:
             return _fault_of(error)
 
@@ -140,27 +144,39 @@ class Magi2Engine:
         outcomes: dict[str, Outcome] = {r.request_id: RenderResult(r.output_path) for r in requests}
         try:
             members = [None if request is None else Member(*_read(request)) for request in slots]
-            rendered = render_wave(
-                self._loaded(), members, progress=progress, signal=_BySlot(should_stop, by_slot)
-            )
-            if isinstance(rendered, errors.EngineFailure):
-                raise rendered
-            if own is not None:
-                outcomes[own.request_id] = self._finish(own, rendered, report)
+            with nullcontext() if own is None else self._writer(own) as writer:
+                rendered = render_wave(
+                    self._loaded(),
+                    members,
+                    progress=progress,
+                    signal=_BySlot(should_stop, by_slot),
+                    writer=writer,
+                )
+                if isinstance(rendered, errors.EngineFailure):
+                    raise rendered
+                if own is not None and writer is not None:
+                    outcomes[own.request_id] = self._finish(own, rendered, writer, report)
         except errors.EngineFailure as error:
             fault = _fault_of(error)
             outcomes |= {r.request_id: fault for r in (requests if own is None else [own])}
         return outcomes
 
-    def _finish(self, request: RenderRequest, rendered: Rendered | None, report: Report) -> RenderResult:
-        """Write the file; where the clip is another rank's there is none to write."""
-        from magi2.media.mp4 import write_mp4  # pulls torch, which only a loaded engine may
+    def _writer(self, request: RenderRequest) -> ClipWriter:
+        """Return what encodes the request's clip while it is decoded."""
+        # Imported here: it brings torch, which only a loaded engine may.
+        from magi2.media.writer import ClipWriter
 
+        return ClipWriter(Path(request.output_path), crf=self._loaded().config.crf)
+
+    def _finish(
+        self, request: RenderRequest, rendered: Rendered | None, writer: ClipWriter, report: Report
+    ) -> RenderResult:
+        """Finish the file; where the clip is another rank's there is none to write."""
         if rendered is None:
             return RenderResult(request.output_path)
         report(request.request_id, "mux", 0, 1)
         began = time.monotonic()
-        write_mp4(Path(request.output_path), rendered.clip, crf=self._loaded().config.crf)
+        writer.finish()
         report(request.request_id, "mux", 1, 1)
         stats = asdict(rendered.stats)
         stats["stage_durations"]["mux"] = time.monotonic() - began

@@ -12,6 +12,8 @@ from PIL import Image
 from magi2.config import CacheConfig, EngineConfig
 from magi2.contract import TIERS, GenerationRequest, Tier
 from magi2.errors import EngineError, InvalidInput, OutOfMemory, Stopped
+from magi2.media.mp4 import write_mp4
+from magi2.media.writer import ClipWriter
 from magi2.parallel.groups import Groups
 from magi2.parallel.layout import Layout
 from magi2.pipeline import Magi2Pipeline, Rendered
@@ -94,8 +96,8 @@ def test_stats_time_every_stage_that_ran(pipeline: Magi2Pipeline) -> None:
         "text_encode",
         "image_encode",
         "denoise",
-        "decode_video",
         "decode_audio",
+        "decode_video",
     ]
     assert stats.peak_memory_mb is None
 
@@ -106,7 +108,7 @@ def test_progress_reports_each_phase_from_nothing_to_all(pipeline: Magi2Pipeline
     assert [step for phase, step, _ in reports if phase == "denoise"] == [0, 1, 2]
     assert [step for phase, step, _ in reports if phase == "decode_video"] == list(range(6))
     phases = list(dict.fromkeys(phase for phase, _, _ in reports))
-    assert phases == ["text_encode", "denoise", "decode_video", "decode_audio"]
+    assert phases == ["text_encode", "denoise", "decode_audio", "decode_video"]
 
 
 @pytest.mark.parametrize("phase", ["text_encode", "denoise", "decode_video"])
@@ -200,3 +202,40 @@ def test_cache_is_refused_where_replicas_share_collectives(
     with pytest.raises(InvalidInput, match="--data-parallel above 1: ranks may skip different collectives"):
         pipeline.validate(request(acceleration="cache_dit"), None)
     pipeline.validate(REQUEST, None)
+
+
+def test_file_encoded_while_decoding_is_that_of_the_finished_clip(
+    pipeline: Magi2Pipeline, tmp_path: Path
+) -> None:
+    wanted = request(output_width=66, output_height=70)
+    with ClipWriter(tmp_path / "during.mp4", preset="ultrafast") as writer:
+        rendered = pipeline(wanted, writer=writer)
+        writer.finish()
+    assert is_same(rendered, pipeline(wanted))
+    write_mp4(tmp_path / "after.mp4", rendered.clip, preset="ultrafast")
+    assert (tmp_path / "during.mp4").read_bytes() == (tmp_path / "after.mp4").read_bytes()
+
+
+def test_stop_between_windows_leaves_no_file(pipeline: Magi2Pipeline, tmp_path: Path) -> None:
+    windows: list[int] = []
+
+    def progress(phase: str, step: int, _total: int) -> None:
+        windows.extend([step] * (phase == "decode_video"))
+
+    def render() -> None:
+        with ClipWriter(tmp_path / "clip.mp4") as writer:
+            pipeline(REQUEST, progress=progress, should_stop=lambda: 2 in windows, writer=writer)
+
+    with pytest.raises(Stopped):
+        render()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failed_encoder_stops_no_decoding_and_is_told_at_the_end(
+    pipeline: Magi2Pipeline, tmp_path: Path
+) -> None:
+    with ClipWriter(tmp_path / "gone" / "clip.mp4") as writer:
+        rendered = pipeline(REQUEST, writer=writer)
+        with pytest.raises(EngineError, match="could not be encoded or written"):
+            writer.finish()
+    assert is_same(rendered, pipeline(REQUEST))
