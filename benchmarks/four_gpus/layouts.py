@@ -1,9 +1,10 @@
-"""One layout: a few layers against one rank or against their resident twin, then one step of all layers.
+"""One layout: a few layers against one rank and against resident ones, then one step of all layers.
 
-Resident layouts are compared layer by layer: each layer of the rank gets what the single rank's layer got,
-cut to its own rows, and takes the single rank's routes, since near scores change places in rounding; how
-often they would have is told. Sharded and streamed layouts must give the bits of the resident layers of the
-same cut. Both in strict deterministic mode; the step of all layers, which is timed, in the ordinary one.
+Resident layers are compared one by one: each layer of the rank gets what the single rank's layer got, cut to
+its own rows, and takes the single rank's routes, since near scores change places in rounding; how often they
+would have is told. Sharded and streamed layouts must give the bits of resident layers of the same cut, which
+are compared with the single rank too. All in strict deterministic mode; the step of all layers, which is
+timed, in the ordinary one.
 """
 
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ TIER = "272p"
 # Of one layer in bf16 whose sums come in another order.
 NEAR = 1e-2
 NUM_DISTINCT = 4
+Prediction = tuple[Tensor, Tensor]
 
 
 def run_layout(place: Place) -> None:
@@ -55,7 +57,7 @@ def run_layout(place: Place) -> None:
         if place.layout.is_streamed or place.layout.hsdp:
             compare_with_twin(place, groups, config, inputs)
         else:
-            compare_with_one_rank(place, groups, config, inputs)
+            add_repeats(place, groups, *compare_with_one_rank(place, groups, config, inputs))
         forget(device)
         determinism.configure(deterministic=False)
         time_step(place, groups, inputs)
@@ -77,15 +79,13 @@ def model_of(
 
 
 def compare_with_twin(place: Place, groups: Groups, config: ModelConfig, inputs: Inputs) -> None:
-    """A sharded or streamed layout: the bits of resident layers of the same cut, twice."""
-    device = torch.device(place.device)
+    """A sharded or streamed layout: the bits of resident layers of the same cut, which are near one rank."""
     if groups.layout.hsdp:
         with open_groups(replace(groups.layout, hsdp=False), place.rank, timeout_s=place.limit_s) as plain:
-            want = inputs.predict(weights.resident(config, device, plain))
+            want, _ = compare_with_one_rank(place, plain, config, inputs)
     else:
-        want = inputs.predict(weights.resident(config, device, groups))
-    place.rows.say("the resident layers have predicted")
-    forget(device)
+        want, _ = compare_with_one_rank(place, groups, config, inputs)
+    forget(torch.device(place.device))
     with model_of(place, groups, config, config.num_layers) as model:
         got, again = (inputs.predict(model) for _ in range(2))
     differing = of_all(groups.world, num_differing(got, want))
@@ -95,7 +95,7 @@ def compare_with_twin(place: Place, groups: Groups, config: ModelConfig, inputs:
     add_repeats(place, groups, got, again)
 
 
-def add_repeats(place: Place, groups: Groups, got: tuple[Tensor, ...], again: tuple[Tensor, ...]) -> None:
+def add_repeats(place: Place, groups: Groups, got: Prediction, again: Prediction) -> None:
     """Add the row of a repetition, and whether all ranks of a replica hold the same bits."""
     differing = sum(of_all(groups.world, num_differing(again, got)))
     between = sum(num_differing((other,), (part,)) for part in got for other in groups.replica.stack(part))
@@ -104,13 +104,15 @@ def add_repeats(place: Place, groups: Groups, got: tuple[Tensor, ...], again: tu
     place.rows.add(Row(REPEATS, differing, "", "0", not differing and not apart, facts))
 
 
-def compare_with_one_rank(place: Place, groups: Groups, config: ModelConfig, inputs: Inputs) -> None:
-    """A resident layout: each layer against the single rank's, and the whole prediction."""
+def compare_with_one_rank(
+    place: Place, groups: Groups, config: ModelConfig, inputs: Inputs
+) -> tuple[Prediction, Prediction]:
+    """Compare each resident layer with the single rank's; return two predictions of the resident layers."""
     device = torch.device(place.device)
     oracle, model = weights.resident(config, device, Groups()), weights.resident(config, device, groups)
     place.rows.say("the layers of one rank and of this one are drawn")
     want, got, again = inputs.predict(oracle), inputs.predict(model), inputs.predict(model)
-    whole = relative_l2(got, want)
+    whole = max(of_all(groups.world, relative_l2(got, want)))
     errors, moved = layer_errors(groups, oracle, model, inputs)
     worst = max(error if isfinite(error) else inf for error in errors)
     facts = {
@@ -119,7 +121,7 @@ def compare_with_one_rank(place: Place, groups: Groups, config: ModelConfig, inp
         "share_of_routes_that_would_move": f"{moved:.2e}",
     }
     place.rows.add(Row(NEAR_ONE_RANK, worst, "relative L2", f"<= {NEAR:g}", worst <= NEAR, facts))
-    add_repeats(place, groups, got, again)
+    return got, again
 
 
 @dataclass

@@ -62,7 +62,7 @@ class Stage:
 
 
 _RESIDENT = (NEAR_ONE_RANK, REPEATS, STEP, PEAK)
-_EXACT = (SAME_AS_TWIN, REPEATS, STEP, PEAK)
+_EXACT = (NEAR_ONE_RANK, SAME_AS_TWIN, REPEATS, STEP, PEAK)
 _LAYOUTS = {
     "sp4": (_RESIDENT, Layout(ulysses=4)),
     "tp4": (_RESIDENT, Layout(tp=4)),

@@ -322,4 +322,8 @@ def test_stamp_names_commit_and_versions() -> None:
     assert {"at", "command", "cuda", "driver", "engine", "gpus", "nccl", "python", "torch", "triton"} <= set(
         stamp
     )
-    assert qualify_4gpu.take_stamp(None)["commit"] != "abc"
+
+
+@pytest.mark.parametrize("program", ["false", "no-such-program"])
+def test_program_that_fails_or_is_not_here_is_unknown(program: str) -> None:
+    assert qualify_4gpu._said(program) == "unknown"
