@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[4]
 BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.timeout(300)  # a whole 272p render, also on a busy machine
+@pytest.mark.timeout(1200)  # a whole 272p render, also on a busy machine
 def test_documented_lines_make_and_check_a_clip(tmp_path: Path) -> None:
     (script,) = BLOCK.findall((ROOT / "docs/engine.md").read_text("utf-8"))
     assert [line.split()[3] for line in script.splitlines()] == [
