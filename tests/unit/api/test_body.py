@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,8 @@ from api.body import Body, BodyRules, InvalidJsonError, parse_json, read_body
 from farm.errors import FarmError
 from magi2.contract import default_limits, validate
 
-RULES = BodyRules(max_bytes=1000, timeout_s=0.2)
+RULES = BodyRules(max_bytes=1000, timeout_s=60)
+HASTY = replace(RULES, timeout_s=0.2)
 
 
 def request(chunks: Iterable[bytes], pause_s: float = 0, **headers: str) -> Request:
@@ -32,9 +34,9 @@ async def read_json(text: bytes) -> Body:
     return await read_body(request([text], content_type="application/json"), RULES)
 
 
-async def refusal(of: Request) -> FarmError:
+async def refusal(of: Request, rules: BodyRules = RULES) -> FarmError:
     with pytest.raises(FarmError) as caught:
-        await read_body(of, RULES)
+        await read_body(of, rules)
     return caught.value
 
 
@@ -126,7 +128,7 @@ async def test_undeclared_length_is_counted_while_it_arrives(content_type: str) 
 @pytest.mark.parametrize("content_type", ["application/json", "multipart/form-data; boundary=XX"])
 async def test_slow_body_is_given_up(content_type: str) -> None:
     head = b'--XX\r\nContent-Disposition: form-data; name="a"\r\n\r\n'
-    error = await refusal(request([head] + [b"-"] * 100, pause_s=0.02, content_type=content_type))
+    error = await refusal(request([head] + [b"-"] * 100, pause_s=0.02, content_type=content_type), HASTY)
     assert (error.http_status, error.code) == (408, "request_timeout")
 
 
