@@ -16,9 +16,9 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 # The modules that take longest. While one process of `--dist worksteal` is busy with them, the others take
-# over its other tests, the last ones first: no long test begins when all others are done, and mostly one of the
-# tests that start several processes runs at a time. First come those whose tests share what they start: it
-# would be started twice where another process took some of them.
+# over its other tests, the last ones first: no long test begins when all others are done, and mostly one of
+# the tests that start several processes runs at a time. First come those whose tests share what they start:
+# it would be started twice where another process took some of them.
 LONG = (
     "multiprocess/test_layouts.py",
     "multiprocess/test_offload.py",
