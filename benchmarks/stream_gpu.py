@@ -9,6 +9,7 @@ Parts, each usable alone by `--only`; a whole run is meant to take less than ten
   serve all (`--pool`); their copies are as large as the real ones'.
 - share: two processes of one GPU map and register one flat.
 - text: the text tower at released size: staged as a whole and streamed for 800 tokens, seconds and peak.
+- request: warm requests of one 272p step, all networks of released size (`warm_request.py`), <= 5 s.
 
 Usage: python benchmarks/stream_gpu.py --out DIR [--only PART ...] [--tier 272p 540p] [--tiny --device cpu]
 `--tiny` runs everything at small sizes, also on a CPU. Exit code 1 if a check fails. Writes
@@ -33,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the tree itself,
 import torch
 from torch import Tensor, nn
 
+from benchmarks.warm_request import measure_request
 from magi2 import determinism, packing
 from magi2.checkpoint.keys import build_on_meta
 from magi2.config import ModelConfig
@@ -51,7 +53,7 @@ from magi2.offload.staging import Stage
 from magi2.parallel.layout import Layout
 from magi2.parallel.memory import BY_HEAD, BY_LAYER, GIB, plan
 
-PARTS = ("link", "equal", "stream", "share", "text")
+PARTS = ("link", "equal", "stream", "share", "text", "request")
 TEXT_LENGTHS = (2000, 450)
 TEXT_TOKENS = 800
 # The published tower without the two layers that are not run.
@@ -510,6 +512,8 @@ def main() -> int:
         check_share(setting, rows)
     if "text" in arguments.only:
         measure_text(setting, rows)
+    if "request" in arguments.only:
+        measure_request(setting.device, text_tower(setting), rows, is_tiny=setting.is_tiny)
     name = torch.cuda.get_device_name(setting.device) if setting.device.type == "cuda" else platform.machine()
     report = {
         "device": name,
