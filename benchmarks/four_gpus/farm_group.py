@@ -14,7 +14,6 @@ from benchmarks.four_gpus import launch
 from benchmarks.four_gpus.rank import Place, needing
 from benchmarks.four_gpus.record import Row
 from magi2.contract import GenerationRequest
-from magi2.media.probe import breaches, probe
 from worker.board import WorkReport
 from worker.engine_api import Outcome, RenderRequest, RenderResult
 from worker.group import CRASH_NEWS_S, GpuGroup, GroupCrashError, GroupSpec, GroupTimes, Stop
@@ -30,8 +29,8 @@ TIMES = GroupTimes()
 
 def run_group(place: Place) -> None:
     """Load, kill, load again, render."""
-    # Imported here: they bring what the ranks need, and a machine may lack.
     with needing("av", "PIL", "safetensors", "transformers", "diffusers"):
+        # Imported here: it brings torch, which this process needs for nothing else.
         from magi2.checkpoint.tiny import write_tiny_checkpoint
     with tempfile.TemporaryDirectory(prefix="group-") as name:
         folder = Path(name)
@@ -61,6 +60,9 @@ def spec_of(place: Place, folder: Path) -> GroupSpec:
 
 def lose_a_rank(place: Place, group: GpuGroup, folder: Path) -> None:
     """Kill the last rank after a step of a long job, and measure what follows."""
+    # Imported here: it needs a package that a machine may lack, which `run_group` says.
+    from magi2.media.probe import breaches, probe
+
     rows = place.rows
     group.start()
     pids = group.pids

@@ -12,11 +12,11 @@ from benchmarks.four_gpus.rank import Place
 from benchmarks.four_gpus.record import Row
 from benchmarks.four_gpus.stages import EXPOSED, SPEED, SPEED_DLO
 from benchmarks.four_gpus.world import add_peak, forget, inputs_of, meet, of_all, world_of
-from benchmarks.stream_gpu import EventMeter
 from magi2 import determinism
 from magi2.config import SamplingConfig
 from magi2.model.denoiser import TransformerDenoiser
 from magi2.model.transformer import Magi2Transformer
+from magi2.offload.runtime import CudaRuntime, Stream
 from magi2.parallel.groups import Groups
 from magi2.sampling.loop import denoise
 
@@ -43,6 +43,45 @@ def run_speed(place: Place) -> None:
             steps = timed_steps(place, groups, model, inputs)
             add_rows(place, groups, steps, meter)
             add_peak(place, groups, place.model, TIER)
+
+
+class EventMeter:
+    """What a ring's pieces cost, by CUDA events; a CPU has none."""
+
+    def __init__(self, runtime: object) -> None:
+        self._runtime = runtime if isinstance(runtime, CudaRuntime) else None
+        self._copies: list[tuple[Any, Any]] = []
+        self._waits: list[tuple[Any, Any]] = []
+
+    def event(self, stream: Stream) -> Any:
+        """Return an event with a time."""
+        if self._runtime is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._runtime.queue(stream))
+        return event
+
+    def copied(self, _number: int, begin: Any, end: Any) -> None:
+        """Take the copy of a piece."""
+        self._copies.append((begin, end))
+
+    def waited(self, _number: int, begin: Any, end: Any) -> None:
+        """Take the time that computing stood still for a piece."""
+        self._waits.append((begin, end))
+
+    @property
+    def copying_s(self) -> float:
+        """Seconds of all copies."""
+        return _seconds(self._copies)
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds of all waits."""
+        return _seconds(self._waits)
+
+
+def _seconds(spans: list[tuple[Any, Any]]) -> float:
+    return sum(begin.elapsed_time(end) for begin, end in spans if begin is not None) / 1e3
 
 
 def attach_meter(place: Place, model: Magi2Transformer) -> EventMeter | None:
@@ -89,8 +128,8 @@ def add_rows(place: Place, groups: Groups, steps: list[float], meter: EventMeter
     place.rows.add(Row(SPEED_DLO, typical, "s", facts=facts))
     if place.device_type == "cpu":  # which knows no times of events
         return
-    waited = of_all(groups.world, meter.total_ms(meter.waits) / 1e3)
-    copying = of_all(groups.world, meter.total_ms(meter.copies) / 1e3)
+    waited = of_all(groups.world, meter.waiting_s)
+    copying = of_all(groups.world, meter.copying_s)
     share = max(waited) / sum(steps)
     facts = {
         "waited_s": [round(value, 4) for value in waited],

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -327,3 +328,53 @@ def test_stamp_names_commit_and_versions() -> None:
 @pytest.mark.parametrize("program", ["false", "no-such-program"])
 def test_program_that_fails_or_is_not_here_is_unknown(program: str) -> None:
     assert qualify_4gpu._said(program) == "unknown"
+
+
+BARE = """
+import importlib, sys, tempfile
+
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1].split(","):
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Nothing())
+from benchmarks.four_gpus import rank
+for module in sorted(set(rank.MODULES.values())):
+    importlib.import_module(f"benchmarks.four_gpus.{module}")
+place = rank.Place("group", 0, 4, "cpu", 0, True, 60.0, None, rank.Rows(None))
+for module, part in (("farm_group", "run_group"), ("farm_agent", "run_agent")):
+    try:
+        getattr(importlib.import_module(f"benchmarks.four_gpus.{module}"), part)(place)
+    except rank.NotHereError as error:
+        print(error)
+"""
+ABSENT = (
+    *("alembic", "av", "boto3", "cache_dit", "celery", "diffusers", "fastapi", "httpx", "PIL", "psycopg"),
+    *(
+        "pydantic",
+        "pydantic_settings",
+        "redis",
+        "sqlalchemy",
+        "structlog",
+        "tokenizers",
+        "transformers",
+        "yaml",
+    ),
+)
+
+
+def test_with_torch_alone_only_the_farm_stages_are_not_run_and_name_what_they_lack() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, ",".join(ABSENT)],
+        cwd=launch.ROOT,
+        env=launch.environment(on_cpu=True),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "the package av is not installed",
+        "the package alembic is not installed",
+    ]
