@@ -89,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = [BY_NAME[name] for name in options.only] if options.only else serving(run.world)
     owed = {stage.name: stage.wanted(on_cpu=run.device_type == "cpu") for stage in wanted}
     todo = [s for s in wanted if options.only or record.complaints({s.name: owed[s.name]})]
+    if not options.only:
+        todo.sort(key=lambda stage: stage.name in record.entries)  # what never ran comes first
     begin = time.monotonic()
     for stage in todo:
         left = options.budget - (time.monotonic() - begin)

@@ -141,6 +141,12 @@ def test_call_without_only_runs_what_has_no_complete_run(
     assert "every wanted row has its number" in capsys.readouterr().out
 
 
+def test_stages_that_never_ran_come_before_those_that_missed(stages: Stages, tmp_path: Path) -> None:
+    Record(is_tiny=True).put("link", Entry(Status.FAILED, "process 0 ended with 1"), tmp_path)
+    assert call(tmp_path) == 0
+    assert (stages.ran[0], stages.ran[-1]) == ("layout-sp4", "link")
+
+
 def test_stage_beyond_the_budget_is_not_begun_and_counts_as_not_run(
     stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
