@@ -134,6 +134,7 @@ def test_shutdown_by_celery_tools_is_a_drain(publisher, start_agent, start_consu
 def test_ranks_that_a_ring_brought_back_outlive_its_thread(bench, publisher, start_agent, start_consumer):
     agent = start_agent(poll_s=NEVER_S)
     wait_until(lambda: bench.group_state(agent.agent.group_id) == "ready", "the agent being idle")
+    others = set(threading.enumerate())
     consumer = start_consumer(agent.agent.ring)
     agent.agent.group._ranks[0].signal(9)
     wait_until(lambda: not agent.agent.group.is_ready, "the end of the rank being seen")
@@ -142,7 +143,10 @@ def test_ranks_that_a_ring_brought_back_outlive_its_thread(bench, publisher, sta
     bench.wait(job, State.SUCCEEDED)
     (pid,) = agent.pids
     consumer.stop()
-    assert not [thread for thread in threading.enumerate() if "ThreadPoolExecutor" in thread.name]
+    wait_until(
+        lambda: not [one for one in {*threading.enumerate()} - others if "ThreadPoolExecutor" in one.name],
+        "the end of the consumer's threads",
+    )
     assert is_alive(pid)
     assert agent.agent.group.answers()
 

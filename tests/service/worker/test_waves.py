@@ -193,7 +193,7 @@ def test_a_wave_is_given_back_when_its_agent_must_leave(bench, start_wave_agent)
 
 
 def test_a_frozen_replica_costs_all_members_their_leases(bench, start_wave_agent):
-    impatient = replace(QUICK, stall=StallLimits(load_s=30, first_step_s=2, step_s=2, other_s=20))
+    impatient = replace(QUICK, stall=StallLimits(load_s=30, first_step_s=4, step_s=4, other_s=20))
     start_wave_agent(times=impatient)
     jobs = [bench.submit(chaos(do="freeze", at=1, epochs=[1])), bench.submit()]
     assert [bench.wait(job, *ENDS).state for job in jobs] == [State.SUCCEEDED] * 2

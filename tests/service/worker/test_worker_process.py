@@ -62,7 +62,7 @@ def test_sigterm_ends_an_idle_worker_and_all_that_it_started(bench, start_worker
     assert family
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
-    assert not any(is_alive(pid) for pid in family)
+    wait_until(lambda: not any(map(is_alive, family)), "the end of all that it started")
 
 
 def test_first_signal_finishes_the_job_and_the_second_gives_it_back(bench, start_worker):
@@ -126,7 +126,7 @@ def change_to(bench, group_id, file, name):
 
 def test_group_finishes_its_job_and_its_process_serves_the_other_profile(bench, start_worker, two_profiles):
     worker = start_worker(FARM_PROFILES_FILE=str(two_profiles))
-    job = bench.submit(chaos(step_s=0.1), steps=20)
+    job = bench.submit(chaos(step_s=0.1), steps=60)  # it still runs when the profile is changed
     bench.wait_for_step(job)
     old_id, same = bench.job(job.id).group_id, bench.submit()
     other = bench.submit(profile=OTHER)
@@ -136,7 +136,7 @@ def test_group_finishes_its_job_and_its_process_serves_the_other_profile(bench, 
     assert (bench.job(job.id).state, bench.job(job.id).epoch) == (State.SUCCEEDED, 1)
     assert bench.job(same.id).state is State.QUEUED
     assert bench.group_state(old_id) == "gone"
-    assert not any(is_alive(pid) for pid in family)
+    wait_until(lambda: not any(map(is_alive, family)), "the end of the ranks of the other profile")
     new = bench.group(bench.job(other.id).group_id)
     assert (new.profile, new.wanted_state, new.wanted_profile) == (OTHER, None, None)
 
