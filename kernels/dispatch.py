@@ -24,8 +24,20 @@ from kernels import rms_norm as rms_norm_definition
 _ran: defaultdict[str, set[str]] = defaultdict(set)
 
 
+# Distributions of the flash-attn family by version. This release calls none of them: whether one is installed
+# changes what a refusal says, never what runs.
+FLASH_PACKAGES = {2: "flash-attn", 3: "fa3-fwd", 4: "flash-attn-4"}
+
+
 class AttentionSetting(NamedTuple):
-    """All that decides which attention runs; `capability` is None off CUDA."""
+    """All that decides which attention runs.
+
+    Args:
+        device_type, dtype, head_dim, softcap: Of the call; 0 or less means no softcap.
+        capability: None off CUDA.
+        flash_attn_version: Insisted on.
+        packages: Those of `FLASH_PACKAGES` that are installed.
+    """
 
     device_type: str
     capability: tuple[int, int] | None
@@ -33,6 +45,7 @@ class AttentionSetting(NamedTuple):
     head_dim: int
     softcap: float
     flash_attn_version: int | None = None
+    packages: tuple[str, ...] = ()
 
 
 class FusedSetting(NamedTuple):
@@ -75,6 +88,20 @@ def choose_experts(setting: FusedSetting, width: int, width_inner: int) -> str:
     return "triton" if width in (64, 128, 256) and width_inner % 32 == 0 else "torch"
 
 
+def attention_setting(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    softcap: float,
+    *,
+    flash_attn_version: int | None = None,
+) -> AttentionSetting:
+    """Return the setting of this host's device and packages."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    packages = tuple(name for name in FLASH_PACKAGES.values() if _version_of(name) is not None)
+    return AttentionSetting(device.type, capability, dtype, head_dim, softcap, flash_attn_version, packages)
+
+
 def choose_attention(setting: AttentionSetting) -> str:
     """Name the attention that runs for a setting.
 
@@ -86,7 +113,8 @@ def choose_attention(setting: AttentionSetting) -> str:
         raise ValueError(
             f"flash attention version {version} cannot run here (device {setting.device_type}, "
             f"{setting.dtype}, head width {setting.head_dim}, softcap {setting.softcap}): this build has "
-            f"version 2, for half precision without softcap on CUDA; leave it unset to let the engine choose"
+            f"version 2 of torch itself, for half precision without softcap on CUDA from capability 8.0"
+            f"{_package_remark(version, setting.packages)}; leave it unset to let the engine choose"
         )
     if setting.softcap > 0 or setting.device_type not in ("cpu", "cuda"):
         return "chunked"
@@ -120,10 +148,9 @@ def attend(
         ValueError: Head counts or segment bounds do not fit, or the version cannot run.
     """
     _check_attention(q_LHD, k_LHD, v_LHD, sinks, bounds)
-    capability = torch.cuda.get_device_capability(q_LHD.device) if q_LHD.is_cuda else None
     name = choose_attention(
-        AttentionSetting(
-            q_LHD.device.type, capability, q_LHD.dtype, q_LHD.shape[2], softcap, flash_attn_version
+        attention_setting(
+            q_LHD.device, q_LHD.dtype, q_LHD.shape[2], softcap, flash_attn_version=flash_attn_version
         )
     )
     _ran["attention"].add(name)
@@ -271,9 +298,20 @@ def _honours(version: int, setting: AttentionSetting) -> bool:
         version == 2
         and setting.softcap <= 0
         and setting.device_type == "cuda"
+        and (setting.capability or (0, 0)) >= (8, 0)
         and setting.dtype in (torch.bfloat16, torch.float16)
         and setting.head_dim % 8 == 0
+        and setting.head_dim <= 256
     )
+
+
+def _package_remark(version: int, packages: tuple[str, ...]) -> str:
+    """Say that the version's own package is not called, and whether it is there."""
+    package = FLASH_PACKAGES.get(version)
+    if package is None:
+        return ""
+    state = "installed" if package in packages else "not installed"
+    return f", and calls no package of the family ({package} is {state})"
 
 
 def _choose_cuda(setting: AttentionSetting) -> str:
@@ -289,11 +327,16 @@ def _setting(x: Tensor) -> FusedSetting:
     return FusedSetting(x.device.type, capability, x.dtype, _triton_version() if x.is_cuda else None)
 
 
-@cache
 def _triton_version() -> str | None:
-    """Return the version installed beside torch, without importing it."""
+    """Return the version installed beside torch."""
+    return _version_of("triton")
+
+
+@cache
+def _version_of(distribution: str) -> str | None:
+    """Return the installed version, without importing anything."""
     try:
-        return metadata.version("triton")
+        return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
 

@@ -321,6 +321,7 @@ class EngineConfig:
         crf: Quality of the H.264 stream.
         noise_device: Whose generator draws the noise; None means that of `device`.
         cache: When requests with the acceleration `cache_dit` may skip layers.
+        flash_attn_version: Insist on a flash attention version; None leaves the choice to the dispatcher.
     """
 
     checkpoint: Path
@@ -330,6 +331,7 @@ class EngineConfig:
     crf: int = 10
     noise_device: str | None = None
     cache: CacheConfig = field(default_factory=CacheConfig)
+    flash_attn_version: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -19,6 +19,7 @@ import torch
 from PIL.Image import Image as Picture
 from torch import Tensor
 
+from kernels.dispatch import attention_setting, choose_attention
 from magi2 import determinism
 from magi2.checkpoint.fingerprint import fingerprint
 from magi2.checkpoint.index import PREVIEW, TEXT_ENCODER, read_model_config, stored_bytes
@@ -38,7 +39,7 @@ from magi2.contract import (
     image_problems,
     problems_of,
 )
-from magi2.errors import CheckpointError, EngineError, InvalidInput
+from magi2.errors import CheckpointError, EngineError, InvalidInput, LayoutError
 from magi2.media.clip import Clip
 from magi2.media.image import open_image, prepare_reference
 from magi2.media.writer import ClipWriter
@@ -96,7 +97,8 @@ class Magi2Pipeline:
 
     Raises:
         CheckpointError: The checkpoint does not fit; every problem of the folder is named.
-        LayoutError: The layout does not fit the model or the machine; no weight was read.
+        LayoutError: The layout does not fit the model or the machine, or the attention that is insisted on
+            cannot run; no weight was read.
         EngineError: Another pipeline is open in this process.
     """
 
@@ -130,6 +132,7 @@ class Magi2Pipeline:
         root, dtype = self.config.checkpoint, getattr(torch, self.config.dtype)
         model = read_model_config(root).with_dtype(self.config.dtype)
         check(self.groups.layout, model)
+        self._refuse_attention(model)
         self._refuse_too_large(model)
         progress("load", 0, 5)
         if self.groups.is_output:
@@ -161,13 +164,18 @@ class Magi2Pipeline:
                 self._stage.pin(module)
 
     def _load_transformer(self, folder: Path, model: ModelConfig) -> Magi2Transformer:
+        version = self.config.flash_attn_version
         if not self.groups.layout.is_streamed:
-            return load_transformer(folder, model, device=self.device, groups=self.groups)
+            return load_transformer(
+                folder, model, device=self.device, flash_attn_version=version, groups=self.groups
+            )
         placement = self._placement(model)
         streaming = Streaming(
             placement.stream_by, placement.num_resident, shared_folder=shared_folder(self.device)
         )
-        return load_streamed(folder, model, streaming, device=self.device, groups=self.groups)
+        return load_streamed(
+            folder, model, streaming, device=self.device, flash_attn_version=version, groups=self.groups
+        )
 
     def _placement(self, model: ModelConfig) -> Placement:
         """Choose how layers are streamed, equally on all ranks; what fits the largest clip fits all."""
@@ -185,6 +193,17 @@ class Magi2Pipeline:
     def _is_decoding(self) -> bool:
         """Whether this rank makes frames, its own or for the output rank."""
         return self.groups.is_output or self.groups.windows.size > 1
+
+    def _refuse_attention(self, model: ModelConfig) -> None:
+        """Refuse a flash attention version that cannot run here."""
+        version, dtype = self.config.flash_attn_version, getattr(torch, model.params_dtype)
+        setting = attention_setting(
+            self.device, dtype, model.head_dim, model.attn_softcap, flash_attn_version=version
+        )
+        try:
+            choose_attention(setting)
+        except ValueError as error:
+            raise LayoutError(f"MAGI2_FLASH_ATTN_VERSION: {error}") from error
 
     def _refuse_too_large(self, model: ModelConfig) -> None:
         """Refuse a layout that cannot hold even the smallest clip, by what the fullest device has free."""

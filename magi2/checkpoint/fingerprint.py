@@ -13,7 +13,7 @@ import torch
 
 import kernels
 import magi2
-from kernels.dispatch import AttentionSetting, choose_attention
+from kernels.dispatch import attention_setting, choose_attention
 from magi2.checkpoint.index import REQUIRED_FILES, SHARDED_FOLDERS
 from magi2.config import EngineConfig, ModelConfig
 
@@ -26,12 +26,12 @@ def fingerprint(config: EngineConfig, model: ModelConfig) -> dict[str, str]:
     """Return what a job records of the engine that runs it."""
     device = torch.device(config.device)
     is_cuda = device.type == "cuda"
-    setting = AttentionSetting(
-        device.type,
-        torch.cuda.get_device_capability(device) if is_cuda else None,
+    setting = attention_setting(
+        device,
         getattr(torch, model.params_dtype),
         model.head_dim,
         model.attn_softcap,
+        flash_attn_version=config.flash_attn_version,
     )
     return {
         "engine": engine_digest()[:_SHORT],

@@ -64,6 +64,7 @@ def load_streamed(
     *,
     runtime: Runtime | None = None,
     device: torch.device | str = "cpu",
+    flash_attn_version: int | None = None,
     groups: Groups | None = None,
 ) -> Magi2Transformer:
     """Build the transformer with its layers' weights on the host.
@@ -74,6 +75,7 @@ def load_streamed(
         streaming: Cut, residents and slots.
         runtime: Streams of the device; made if not given.
         device: Where the model computes.
+        flash_attn_version: Handed to the model.
         groups: Of this rank; None means one device.
 
     Raises:
@@ -84,7 +86,7 @@ def load_streamed(
     groups = groups or Groups()
     device = torch.device(device)
     runtime = runtime or (CudaRuntime(device) if device.type == "cuda" else HostRuntime())
-    model = build_on_meta(config)
+    model = build_on_meta(config, flash_attn_version=flash_attn_version)
     contents = scan_folder(folder)
     problems = contents.problems + compare(needs_of(model), contents.tensors)
     if problems:

@@ -67,6 +67,7 @@ def read_setup(arguments: argparse.Namespace) -> Setup:
         dtype=arguments.dtype or profile.get("dtype", DTYPES[0]),
         deterministic=is_deterministic(arguments),
         cache=cache_of(arguments),
+        flash_attn_version=engine_environment().flash_attn_version,
     )
     return Setup(engine, layout, launch)
 

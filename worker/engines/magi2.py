@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magi2 import errors
-from magi2.config import CACHE_NUMBERS, DTYPES, CacheConfig, EngineConfig, Launch, wait_passively
+from magi2.config import (
+    CACHE_NUMBERS,
+    DTYPES,
+    CacheConfig,
+    EngineConfig,
+    Launch,
+    engine_environment,
+    wait_passively,
+)
 from magi2.contract import GenerationRequest
 from magi2.parallel.layout import Layout, check, coordinates
 from worker.engine_api import (
@@ -256,6 +264,7 @@ def _engine_config(spec: LoadSpec) -> EngineConfig:
         crf=spec.layout.get("crf", EngineConfig.crf),
         deterministic=spec.deterministic,
         cache=cache,
+        flash_attn_version=engine_environment().flash_attn_version,
     )
 
 

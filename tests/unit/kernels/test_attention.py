@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels import attention, dispatch
 from kernels.attention import chunked_attention, sdpa_cpu_attention, sink_correction
-from kernels.dispatch import AttentionSetting, choose_attention
+from kernels.dispatch import FLASH_PACKAGES, AttentionSetting, choose_attention
 from tests import tolerances
 
 
@@ -152,12 +152,43 @@ def test_choice_is_a_table(setting: AttentionSetting, name: str) -> None:
         AttentionSetting("cuda", (9, 0), BF16, 128, 4.0, 2),
         AttentionSetting("cuda", (9, 0), torch.float32, 128, -1.0, 2),
         AttentionSetting("cuda", (9, 0), BF16, 20, -1.0, 2),
+        AttentionSetting("cuda", (9, 0), BF16, 512, -1.0, 2),
+        AttentionSetting("cuda", (7, 5), BF16, 128, -1.0, 2),
     ],
     ids=str,
 )
 def test_version_that_cannot_run_is_refused_by_name(setting: AttentionSetting) -> None:
     with pytest.raises(ValueError, match=f"flash attention version {setting.flash_attn_version} cannot run"):
         choose_attention(setting)
+
+
+# Only 9.0 was measured and tested; the others say what would be tried there.
+BY_CAPABILITY = {(8, 0): "flash2", (8, 9): "flash2", (9, 0): "cudnn", (10, 0): "cudnn", (12, 0): "cudnn"}
+PACKAGES = [(), ("flash-attn",), ("fa3-fwd",), ("flash-attn-4",), tuple(FLASH_PACKAGES.values())]
+
+
+@pytest.mark.parametrize("packages", PACKAGES, ids="+".join)
+@pytest.mark.parametrize(("capability", "name"), BY_CAPABILITY.items(), ids=str)
+def test_choice_by_capability_packages_version_and_softcap(
+    capability: tuple[int, int], name: str, packages: tuple[str, ...]
+) -> None:
+    plain = AttentionSetting("cuda", capability, BF16, 128, -1.0, packages=packages)
+    capped = plain._replace(softcap=30.0)
+    # No package of the family is called: none has been measured inside the engine.
+    assert choose_attention(plain) == name
+    assert choose_attention(capped) == "chunked"
+    assert choose_attention(plain._replace(flash_attn_version=2)) == "flash2"
+    for setting, version in ((capped, 2), (plain, 3), (capped, 3), (plain, 4), (capped, 4)):
+        state = "installed" if FLASH_PACKAGES[version] in packages else "not installed"
+        wanted = rf"flash attention version {version} cannot run .*\({FLASH_PACKAGES[version]} is {state}\)"
+        with pytest.raises(ValueError, match=wanted):
+            choose_attention(setting._replace(flash_attn_version=version))
+
+
+def test_setting_of_this_host_knows_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_version_of", {"fa3-fwd": "0.0.3"}.get)
+    found = dispatch.attention_setting(torch.device("cpu"), BF16, 128, -1.0, flash_attn_version=3)
+    assert found == AttentionSetting("cpu", None, BF16, 128, -1.0, 3, ("fa3-fwd",))
 
 
 def test_report_names_what_ran() -> None:

@@ -9,7 +9,9 @@ import torch
 from magi2 import determinism
 from magi2.config import EngineConfig
 from magi2.contract import TIERS, GenerationRequest, Tier
-from magi2.errors import CheckpointError, EngineError
+from magi2.errors import CheckpointError, EngineError, LayoutError
+from magi2.parallel.groups import Groups
+from magi2.parallel.layout import Layout
 from magi2.pipeline import Magi2Pipeline, Rendered
 
 REQUEST = GenerationRequest("a red kite over the sea", "272p", 1, seed=7)
@@ -50,6 +52,34 @@ def test_refused_checkpoint_leaves_room_for_another(tiny_root: Path, tmp_path: P
     with pytest.raises(CheckpointError):
         Magi2Pipeline(EngineConfig(tmp_path))
     Magi2Pipeline(EngineConfig(tiny_root)).close()
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_attention_that_cannot_run_is_refused_before_any_weight_is_read(
+    tiny_root: Path, version: int
+) -> None:
+    reports: list[tuple[str, int, int]] = []
+    with pytest.raises(LayoutError, match=f"MAGI2_FLASH_ATTN_VERSION: flash attention version {version}"):
+        Magi2Pipeline(
+            EngineConfig(tiny_root, flash_attn_version=version),
+            progress=lambda *report: reports.append(report),
+        )
+    assert reports == []
+
+
+def test_version_that_is_insisted_on_reaches_every_layer(
+    tiny_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Magi2Pipeline, "_refuse_attention", lambda *_: None)
+    for layout in (Layout(), Layout(layerwise=True)):
+        pipeline = Magi2Pipeline(EngineConfig(tiny_root, flash_attn_version=2), groups=Groups(layout=layout))
+        found = {part.flash_attn_version for part in pipeline.transformer.modules() if _is_attention(part)}
+        pipeline.close()
+        assert found == {2}
+
+
+def _is_attention(part: torch.nn.Module) -> bool:
+    return hasattr(part, "flash_attn_version")
 
 
 def test_closed_pipeline_renders_nothing_and_closes_again(tiny_root: Path) -> None:

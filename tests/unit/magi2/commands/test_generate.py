@@ -123,6 +123,15 @@ def test_checkpoint_of_the_environment_is_used(
     assert "from-environment" in outcome.err
 
 
+def test_attention_of_the_environment_is_refused_by_name(
+    magi2: Callable, tiny_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAGI2_FLASH_ATTN_VERSION", "3")
+    outcome = magi2("generate", "--checkpoint", str(tiny_root), "--device", "cpu", "--prompt", "x")
+    assert outcome.code == 2
+    assert "MAGI2_FLASH_ATTN_VERSION: flash attention version 3 cannot run here" in outcome.err
+
+
 def test_clip_is_written_with_its_image_and_its_seed_is_told(
     magi2: Callable, monkeypatch: pytest.MonkeyPatch, tiny_root: Path, picture: Path, tmp_path: Path
 ) -> None:

@@ -88,6 +88,14 @@ def test_profile_says_dtype_quality_and_when_steps_may_be_cached() -> None:
         magi2._engine_config(spec(layout={"cache_threshold": 2.0}))
 
 
+@pytest.mark.parametrize(("text", "version"), [("2", 2), ("", None)])
+def test_environment_insists_on_an_attention(
+    monkeypatch: pytest.MonkeyPatch, text: str, version: int | None
+) -> None:
+    monkeypatch.setenv("MAGI2_FLASH_ATTN_VERSION", text)
+    assert magi2._engine_config(spec()).flash_attn_version == version
+
+
 @pytest.mark.parametrize(
     ("raised", "told"),
     [
