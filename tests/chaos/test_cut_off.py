@@ -167,7 +167,7 @@ def cut_off(bench, gate, proxy, object_store, *, goes_on):
 
 @pytest.mark.req("F-02")
 @pytest.mark.usefixtures("agent")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("phase", PHASES)
 def test_worker_that_was_cut_off_in_a_phase_changes_nothing(
     bench, proxy, object_store, s3, monkeypatch, phase

@@ -8,6 +8,11 @@ from farm.jobs.states import State
 from tests.chaos.ends import check_ended, stored_keys
 from tests.service.worker.harness import PROFILE, WorkerProcess, chaos, descendants, is_alive, wait_until
 
+pytestmark = pytest.mark.timeout(600)  # workers start, and leases run out, on whatever cores there are
+
+# The first attempt is in the middle of its steps whenever the kill comes, the second one is quick.
+HANGS_AT_FIRST = chaos(do="freeze", at=5, epochs=[1], step_s=0.05)
+
 
 def group_of(worker: WorkerProcess) -> str:
     """Return the id of a worker's group, from its own folder."""
@@ -18,7 +23,7 @@ def group_of(worker: WorkerProcess) -> str:
 
 def test_killed_worker_takes_its_ranks_along_and_another_takes_over(bench, start_worker, object_store, s3):
     first = start_worker()
-    job = bench.submit(chaos(step_s=0.2), steps=15)
+    job = bench.submit(HANGS_AT_FIRST, steps=15)
     bench.wait_for_step(job)
     family = descendants(first.process.pid)
     assert family
@@ -35,7 +40,7 @@ def test_killed_worker_takes_its_ranks_along_and_another_takes_over(bench, start
 @pytest.mark.req("F-02")
 def test_worker_that_slept_through_its_lease_changes_nothing(bench, start_worker, object_store, s3):
     sleeper = start_worker()
-    job = bench.submit(chaos(step_s=0.1), steps=15)
+    job = bench.submit(chaos(step_s=0.3), steps=15)
     bench.wait_for_step(job)
     sleeper.send(signal.SIGSTOP)
     other = start_worker()
@@ -56,7 +61,7 @@ def test_worker_that_starts_again_keeps_its_group_and_leaves_no_orphans(
     bench, start_worker, object_store, s3
 ):
     first = start_worker()
-    job = bench.submit(chaos(step_s=0.2), steps=15)
+    job = bench.submit(HANGS_AT_FIRST, steps=15)
     bench.wait_for_step(job)
     group_id = group_of(first)
     first.send(signal.SIGKILL)
