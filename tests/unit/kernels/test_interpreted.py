@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parent / "interpreted"
 HAS_WHEEL = (platform.system(), platform.machine()) == ("Linux", "x86_64")
 
 
+@pytest.mark.timeout(900)  # a minute of work on a busy machine; every case has the usual limit of its own
 @pytest.mark.parametrize("cases", ["tokenwise.py", "mixture.py", "scripts.py"] if HAS_WHEEL else [])
 def test_kernels_equal_their_definitions(cases: str) -> None:
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly"]

@@ -8,6 +8,7 @@ import pytest
 from benchmarks import stream_gpu
 
 
+@pytest.mark.timeout(600)
 def test_tiny_request_is_rendered_three_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["stream_gpu", "--out", str(tmp_path), "--only", "request", "--tiny", "--device", "cpu"]
     monkeypatch.setattr("sys.argv", words)
