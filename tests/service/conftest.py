@@ -21,6 +21,7 @@ import psycopg
 import pytest
 import redis
 import sqlalchemy
+import structlog
 from botocore.config import Config
 
 from farm.db import schema
@@ -38,6 +39,15 @@ from tests.state_guard import install_state_guard
 ROOT = Path(__file__).parents[2]
 BUCKET = "farm"
 TEMPLATE = "template_farm"
+
+# Roles set up their logs when they start. In a test, structlog's own way would draw every traceback with all
+# variables of 60 frames, for seconds.
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 
 class S3Place(NamedTuple):

@@ -21,6 +21,7 @@ def lines(monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     saved = logging.getLogger().handlers, logging.getLogger().level
+    shape = structlog.get_config()
     settings = Settings(database_url="postgresql://x/y", redis_url="redis://x")
     configure_logging(settings, service="test")
 
@@ -28,7 +29,7 @@ def lines(monkeypatch):
         return [json.loads(line) for line in stream.getvalue().splitlines()]
 
     yield read
-    structlog.reset_defaults()
+    structlog.configure(**shape)
     structlog.contextvars.clear_contextvars()
     logging.getLogger().handlers, logging.getLogger().level = saved
 
