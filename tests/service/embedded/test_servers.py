@@ -15,6 +15,7 @@ from farm.embedded.postgres import PostgresServer
 from farm.embedded.process import EmbeddedError
 from farm.embedded.seaweed import SeaweedServer
 from farm.embedded.servers import EmbeddedServers
+from tests import server_folder
 from tests.service.conftest import ROOT, S3Place
 from tests.service.embedded.processes import LOOPBACK_ADDRESSES, descendants, is_alive, listening_addresses
 
@@ -131,3 +132,18 @@ def test_killed_server_is_started_again_on_its_port(servers: EmbeddedServers) ->
     with redis.Redis(port=port) as client:
         assert client.ping()
     assert servers.valkey.child.pid != before
+
+
+def test_folder_that_a_killed_run_left_is_removed_and_those_in_use_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_folder, "MEMORY", tmp_path)
+    monkeypatch.setattr(server_folder, "ROOM_BYTES", 0)
+    used = server_folder.make_server_folder()
+    left, new = (tmp_path / f"{server_folder.PREFIX}{name}" for name in ("left", "new"))
+    for folder in (left, new):
+        folder.mkdir()
+    for folder in (left, used):
+        os.utime(folder, (1, 1))
+    server_folder.remove_left(tmp_path)
+    assert set(tmp_path.iterdir()) == {used, new}
