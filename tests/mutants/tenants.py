@@ -11,8 +11,9 @@ TENANTS = (
         "tests/unit/api/test_turns.py",
     ),
     Mutant(
-        "tenants", "keys of others are revoked", "farm/accounts.py",
-        "(api_key.c.id8 == id8) & (api_key.c.account_id == account_id)", "(api_key.c.id8 == id8)",
+        "tenants", "keys of others are changed", "farm/keys.py",
+        "select(*_COLUMNS).where(api_key.c.id8 == id8, api_key.c.account_id == account_id)\n    if is_open:",
+        "select(*_COLUMNS).where(api_key.c.id8 == id8)\n    if is_open:",
         f"{API}/test_tenants.py::test_every_route_with_an_id_is_as_if_the_thing_did_not_exist",
     ),
     Mutant(
