@@ -133,7 +133,8 @@ MUTANTS = (
     ),
     Mutant(
         "F-05", "what has ended can be canceled", "farm/jobs/control.py",
-        "        raise AlreadyFinishedError(job_id, locked.job.state)\n    return _stop", "        pass\n    return _stop",
+        "        raise AlreadyFinishedError(job_id, locked.job.state)\n    return _stop",
+        "        pass\n    return _stop",
         f"{API}/test_act.py::test_finished_video_cannot_be_canceled",
     ),
     Mutant(
