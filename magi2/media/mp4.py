@@ -5,12 +5,11 @@ clips give equal bytes on one type of machine; memory does not grow with the siz
 converted with BT.601 in limited range and tagged so.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import cast
-from uuid import uuid4
 
 import av
 import numpy as np
@@ -26,6 +25,7 @@ from magi2.contract import FPS, NUM_FRAMES, NUM_SAMPLES, SAMPLE_RATE_HZ
 from magi2.errors import EngineError, InvalidInput
 from magi2.media.clip import Clip
 from magi2.media.probe import breaches, probe
+from magi2.media.target import beside, followed
 
 DEFAULT_CRF = 10
 
@@ -45,7 +45,7 @@ def write_mp4(path: Path, clip: Clip, *, crf: int = DEFAULT_CRF, preset: str = "
     """Encode a clip, check the result and put it at `path`.
 
     Args:
-        path: Where the finished file appears, complete, in one step.
+        path: Where the finished file appears, complete, in one step; a symbolic link is followed.
         clip: Pictures of an even size, and finite samples.
         crf: Quality of libx264, 0 (lossless) to 51; the model's authors use 10.
         preset: Speed of libx264.
@@ -77,23 +77,36 @@ def check_encodable(size: tuple[int, int], samples_W2: Tensor, *, crf: int) -> N
 
 
 @contextmanager
-def unfinished_file(path: Path, size: tuple[int, int]) -> Iterator[Path]:
+def unfinished_file(
+    path: Path, size: tuple[int, int], *, before_naming: Callable[[], None] = lambda: None
+) -> Iterator[Path]:
     """Yield a place for a file that is checked and gets its name when the block ends, and else disappears.
+
+    Args:
+        path: Where it goes; a symbolic link is followed.
+        size: Width and height that the file must have.
+        before_naming: Called last of all; if it raises, the file disappears.
 
     Raises:
         EngineError: The block could not encode or write, or the file breaks the contract.
     """
-    unfinished = path.with_name(f".{path.name}.{uuid4().hex}.part")
+    unfinished: Path | None = None
     try:
+        target = followed(path)
+        unfinished = beside(target)
         yield unfinished
         broken = breaches(probe(unfinished), *size)
         if broken:
             raise EngineError(f"the encoded file breaks the output contract: {'; '.join(broken)}")
-        unfinished.replace(path)
+        before_naming()
+        unfinished.replace(target)
     except (FFmpegError, OSError, ValueError) as error:
-        raise EngineError(f"{path.name}: the clip could not be encoded or written: {error}") from error
+        raise EngineError(f"{path}: the clip could not be encoded or written: {error}") from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        if unfinished is not None:
+            # What hinders the removal has failed the file before, and that is the error to tell.
+            with suppress(OSError):
+                unfinished.unlink()
 
 
 def encode(

@@ -1,8 +1,9 @@
 """What is written: exact facts, colours, sound, equal bytes, and nothing at all when a part fails."""
 
 import resource
+import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import av
@@ -13,7 +14,7 @@ import torch
 from magi2.errors import EngineError, InvalidInput
 from magi2.media import mp4
 from magi2.media.clip import Clip
-from magi2.media.mp4 import write_mp4
+from magi2.media.mp4 import unfinished_file, write_mp4
 from magi2.media.probe import breaches, probe
 from tests.unit.magi2.media.conftest import moving_clip
 
@@ -216,3 +217,55 @@ def test_full_disk_leaves_no_file(tmp_path: Path, clip: Clip) -> None:
 def test_folder_that_is_not_there_is_an_engine_error(tmp_path: Path, clip: Clip) -> None:
     with pytest.raises(EngineError, match="could not be encoded or written"):
         write_mp4(tmp_path / "gone" / "clip.mp4", clip, preset="ultrafast")
+
+
+@pytest.mark.parametrize("name", ["x" * 217, "x" * 255, "clip.mp4"])
+def test_name_of_any_legal_length_is_given(tmp_path: Path, written: Path, name: str) -> None:
+    with unfinished_file(tmp_path / name, (96, 64)) as unfinished:
+        shutil.copy(written, unfinished)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_link_is_followed_and_stays(tmp_path: Path, written: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.mp4").symlink_to("real/clip.mp4")
+    for _ in range(2):
+        with unfinished_file(tmp_path / "link.mp4", (96, 64)) as unfinished:
+            shutil.copy(written, unfinished)
+        assert (tmp_path / "link.mp4").is_symlink()
+        assert (tmp_path / "real/clip.mp4").read_bytes() == written.read_bytes()
+        assert [path.name for path in (tmp_path / "real").iterdir()] == ["clip.mp4"]
+
+
+@pytest.mark.parametrize("given", [".", "", "/", "/dev/null", "/dev/null/clip.mp4"])
+def test_what_is_no_place_for_a_file_is_an_engine_error(clip: Clip, given: str) -> None:
+    with pytest.raises(EngineError, match="could not be encoded or written"):
+        write_mp4(Path(given), clip, preset="ultrafast")
+
+
+def write_and(meanwhile: Callable[[], object], path: Path, written: Path) -> None:
+    with unfinished_file(path, (96, 64)) as unfinished:
+        shutil.copy(written, unfinished)
+        meanwhile()
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["gone", "a file now"])
+def test_folder_that_is_lost_meanwhile_is_an_engine_error(
+    tmp_path: Path, written: Path, *, is_file: bool
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def lose() -> None:
+        shutil.rmtree(folder)
+        if is_file:
+            folder.touch()
+
+    with pytest.raises(EngineError, match="could not be encoded or written"):
+        write_and(lose, folder / "clip.mp4", written)
+
+
+def test_folder_in_the_place_of_the_file_is_an_engine_error(tmp_path: Path, written: Path) -> None:
+    with pytest.raises(EngineError, match="Is a directory"):
+        write_and((tmp_path / "clip.mp4").mkdir, tmp_path / "clip.mp4", written)
+    assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]

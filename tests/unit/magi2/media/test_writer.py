@@ -62,7 +62,7 @@ def test_encoder_works_before_the_last_window_is_there(tmp_path: Path, clip: Cli
         own.add(next(parts))
         while not own._queue.empty():  # taken by the encoder, though four windows are missing
             time.sleep(0.01)
-        assert not own._encoding.done()
+        assert own._encoder.is_alive()
         for frames in parts:
             own.add(frames)
         own.finish()
@@ -175,3 +175,84 @@ def test_wrong_number_of_frames_fails_the_file(tmp_path: Path, clip: Clip, lengt
 def test_nothing_begun_is_nothing_to_finish(tmp_path: Path) -> None:
     with ClipWriter(tmp_path / "clip.mp4") as own, pytest.raises(EngineError, match="no clip was begun"):
         own.finish()
+
+
+def test_interrupt_while_the_file_is_checked_publishes_nothing(
+    tmp_path: Path, clip: Clip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "clip.mp4").write_bytes(b"older")
+    asked, probed = threading.Event(), mp4.probe
+    own = ClipWriter(tmp_path / "clip.mp4", preset="ultrafast")
+
+    def held(path: Path) -> object:
+        asked.set()
+        while not own._is_abandoned:
+            time.sleep(0.01)
+        return probed(path)
+
+    monkeypatch.setattr(mp4, "probe", held)
+
+    def render() -> None:
+        with own:
+            begin(own, clip)
+            own.add(clip.frames)
+            own._put(None)  # as `finish` does, which then waits
+            asked.wait()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        render()
+    assert not own.is_written
+    assert (tmp_path / "clip.mp4").read_bytes() == b"older"
+    assert left_in(tmp_path) == ["clip.mp4"]
+
+
+def test_interrupt_while_it_is_closed_leaves_nothing(
+    tmp_path: Path, clip: Clip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = ClipWriter(tmp_path / "clip.mp4", preset="ultrafast")
+    begin(own, clip)
+    own.add(clip.frames[:10])
+    join = own._encoder.join
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(own._encoder, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        own.close()
+    join()  # it ends by itself
+    assert left_in(tmp_path) == []
+
+
+def test_encoder_of_a_writer_that_nobody_closed_ends_with_the_main_thread(
+    tmp_path: Path, clip: Clip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = threading.Thread()  # one that is not alive
+    own = ClipWriter(tmp_path / "clip.mp4", preset="ultrafast")
+    begin(own, clip)
+    own.add(clip.frames[:10])
+    assert own._encoder.is_alive()
+    assert not own._encoder.daemon  # else the end of the process would not wait until its file is removed
+    monkeypatch.setattr(writer, "main_thread", lambda: main)
+    own._encoder.join()
+    assert left_in(tmp_path) == []
+
+
+def test_interrupt_before_the_encoder_starts_leaves_nothing(
+    tmp_path: Path, clip: Clip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread, *, is_after: bool) -> None:
+        if is_after:
+            start(thread)
+        raise KeyboardInterrupt
+
+    for is_after in (False, True):
+        monkeypatch.setattr(
+            threading.Thread, "start", lambda thread, after=is_after: interrupted(thread, is_after=after)
+        )
+        with pytest.raises(KeyboardInterrupt), ClipWriter(tmp_path / "clip.mp4") as own:
+            begin(own, clip)
+        assert left_in(tmp_path) == []
