@@ -21,6 +21,7 @@ class Exit(IntEnum):
     FAILED = 1
     USAGE = 2
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 def say(text: str) -> None:

@@ -98,10 +98,20 @@ def _layout(arguments: argparse.Namespace, root: Path, launch: Launch) -> Layout
 
     if layout.cache_dit and (why := missing_package()):
         raise LayoutError(f"--cache-dit: {why}")
-    check(layout, read_model_config(root), launched=launch.world)
+    check(layout, read_model_config(root))
+    if launch.world != layout.world:
+        raise LayoutError(_how_to_launch(layout, launch.world, arguments.command))
     if layout.warning and launch.rank == 0:
         note(f"magi2: {layout.warning}")
     return layout
+
+
+def _how_to_launch(layout: Layout, launched: int, command: str) -> str:
+    needed = "1 rank is" if layout.world == 1 else f"{layout.world} ranks are"
+    told = f"layout {layout}: {needed} needed, {launched} {'was' if launched == 1 else 'were'} launched: "
+    if layout.world > 1:
+        return f"{told}torchrun --nproc-per-node {layout.world} -m magi2 {command} ..."
+    return f"{told}name a layout, such as --ulysses {launched}, or run python -m magi2 {command} ..."
 
 
 def _device(given: str | None, launch: Launch) -> str:

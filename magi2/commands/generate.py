@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +20,11 @@ from magi2.commands.console import Exit, counted, note, phase_bars, say
 from magi2.commands.engine_flags import Setup, add_engine_flags, is_deterministic, measuring, read_setup
 from magi2.contract import ACCELERATIONS, GenerationRequest, ImageFacts, Problem, default_limits, validate
 from magi2.errors import InvalidInput
+from magi2.media.target import why_no_file
 
 if TYPE_CHECKING:
     from magi2.host_memory import PeakPss
+    from magi2.media.writer import ClipWriter
     from magi2.parallel.groups import Groups
     from magi2.pipeline import Rendered
     from magi2.record import ProgressFn
@@ -39,7 +41,6 @@ _FIELDS = {
     "seed": "0 to 2^63-1; drawn and printed if not given",
     "output-width": "resize the result, together with --output-height",
     "output-height": "even, 64 to 4096",
-    "negative-prompt": "not supported: the model's own is always used",
 }
 
 
@@ -48,6 +49,8 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser = subcommands.add_parser("generate", help="render one clip", description="Render one clip.")
     for name, text in _FIELDS.items():
         parser.add_argument(f"--{name}", metavar="VALUE", help=text)
+    text = "not supported: the model's own is always used"
+    parser.add_argument("--negative-prompt", metavar="VALUE", help=text)
     parser.add_argument("--image", metavar="FILE", type=Path, action="append", default=[], help="first frame")
     parser.add_argument("--output", metavar="FILE", type=Path, default=Path("magi2.mp4"), help="the mp4")
     parser.add_argument("--measure", action="store_true", help="sample the host memory of all processes")
@@ -57,6 +60,16 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def run(arguments: argparse.Namespace) -> int:
     """Render what the arguments ask for."""
+    written: list[Path] = []
+    try:
+        _run(arguments, written)
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(f"{written[0]} is complete" if written else "no file was written")
+        raise
+    return Exit.OK
+
+
+def _run(arguments: argparse.Namespace, written: list[Path]) -> None:
     job = _read(arguments)
     # Imported here: a refused request does not wait for torch.
     import torch
@@ -66,8 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     setup = job.setup
     with joined(setup.layout, setup.launch, device=torch.device(setup.engine.device)) as groups:
-        _render(_with_one_seed(job, groups), groups)
-    return Exit.OK
+        _render(_with_one_seed(job, groups), groups, written)
 
 
 @dataclass(frozen=True)
@@ -91,9 +103,11 @@ def _read(arguments: argparse.Namespace) -> _Job:
     images, facts, problems = _read_images(arguments.image)
     outcome = validate(given, limits=default_limits(deterministic=is_deterministic(arguments)), images=facts)
     problems += outcome.problems
-    if not arguments.output.absolute().parent.is_dir():
-        text = f"--output {arguments.output}: the folder does not exist; create it, or name another"
-        problems.append(Problem("output", "output", text))
+    if arguments.negative_prompt is not None:
+        text = "--negative-prompt cannot be given: the negative prompt is the model's own; leave the flag out"
+        problems.append(Problem("negative_prompt", "field_unsupported", text))
+    if why := why_no_file(arguments.output):
+        problems.append(Problem("output", "output", f"--output {arguments.output}: {why}"))
     if problems or outcome.request is None:
         raise InvalidInput(problems)
     setup = read_setup(arguments)
@@ -142,7 +156,8 @@ def _with_one_seed(job: _Job, groups: Groups) -> _Job:
     return replace(job, request=replace(job.request, seed=int(seed)))
 
 
-def _render(job: _Job, groups: Groups) -> None:
+def _render(job: _Job, groups: Groups, written: list[Path]) -> None:
+    """Render the job; `written` then has the file, if there is one, however this ends."""
     # Imported here: a refused request does not wait for torch.
     from magi2.media.writer import ClipWriter
     from magi2.pipeline import Magi2Pipeline
@@ -153,7 +168,7 @@ def _render(job: _Job, groups: Groups) -> None:
     with (
         phase_bars() if groups.rank == 0 else nullcontext(silent) as shown,
         measuring(job.setup.launch, is_wanted=job.is_measured) as memory,
-        ClipWriter(job.output, crf=engine.crf) as writer,
+        _listed(ClipWriter(job.output, crf=engine.crf), written) as writer,
     ):
         bars: ProgressFn = shown
         begin = time.monotonic()
@@ -173,6 +188,17 @@ def _render(job: _Job, groups: Groups) -> None:
     _report(job, rendered, durations)
     if memory is not None:
         _report_memory(rendered, memory)
+
+
+@contextmanager
+def _listed(writer: ClipWriter, written: list[Path]) -> Iterator[ClipWriter]:
+    """Lend a writer, close it, and list the file that it has written."""
+    try:
+        with writer:
+            yield writer
+    finally:
+        if writer.is_written:
+            written.append(writer.path)
 
 
 def _report(job: _Job, rendered: Rendered, durations: Mapping[str, float]) -> None:

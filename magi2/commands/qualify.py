@@ -22,8 +22,9 @@ from magi2.commands.engine_flags import Setup, add_engine_flags, measuring, read
 from magi2.commands.layout_flags import profile_row
 from magi2.commands.qualify_record import TABLE, Records, Run, choose
 from magi2.contract import ACCELERATIONS, DEFAULT_TIER, MAX_STEPS, TIERS, GenerationRequest
-from magi2.errors import LayoutError
+from magi2.errors import InvalidInput, LayoutError
 from magi2.media.probe import breaches, probe
+from magi2.media.target import why_no_folder
 
 if TYPE_CHECKING:
     from magi2.parallel.groups import Groups
@@ -61,11 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         LayoutError: No profile was named.
+        InvalidInput: A run is unknown, or its records and clips cannot be written.
     """
     if not arguments.profile:
         raise LayoutError("--profile is required: name a row of profiles.yaml")
     wanted = _within_caps(choose(arguments.only), profile_row(arguments.profile), arguments.profile)
     setup = read_setup(arguments)
+    if why := why_no_folder(arguments.output / arguments.profile):
+        raise InvalidInput(f"--output {arguments.output}: {why}")
     # Imported here: what is refused does not wait for torch.
     import torch
 

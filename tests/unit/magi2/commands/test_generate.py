@@ -38,7 +38,10 @@ def picture(tmp_path: Path) -> Path:
         (["--output-width", "641", "--output-height", "480"], "must be even integers"),
         (["--num-inference-steps", "0"], "num_inference_steps must be an integer from 1 to 200"),
         (["--seed", "-1"], "seed must be an integer from 0"),
-        (["--negative-prompt", "blur"], "field negative_prompt is not supported"),
+        (
+            ["--negative-prompt", "blur"],
+            "--negative-prompt cannot be given: the negative prompt is the model's own",
+        ),
     ],
 )
 def test_broken_rule_is_one_clear_line_and_exit_2(magi2: Callable, words: list[str], line: str) -> None:
@@ -90,6 +93,29 @@ def test_output_folder_must_exist(magi2: Callable, tmp_path: Path) -> None:
     outcome = magi2(*ENOUGH, "--output", tmp_path / "absent/clip.mp4")
     assert outcome.code == 2
     assert "the folder does not exist" in outcome.err
+
+
+@pytest.mark.parametrize("given", [".", "", "/", "/dev/null", "/proc/clip.mp4"])
+def test_unusable_output_is_refused_in_one_line_before_the_checkpoint_is_read(
+    magi2: Callable, tmp_path: Path, given: str
+) -> None:
+    outcome = magi2(*ENOUGH, "--output", given, "--checkpoint", tmp_path / "absent")
+    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+    assert outcome.err.startswith(f"magi2: --output {given or '.'}: ")
+
+
+def test_negative_prompt_names_no_fields(magi2: Callable) -> None:
+    assert "there are" not in magi2(*ENOUGH, "--negative-prompt", "blur").err
+
+
+def test_layout_without_its_ranks_says_how_to_launch(
+    magi2: Callable, tiny_root: Path, tmp_path: Path
+) -> None:
+    words = ("--checkpoint", tiny_root, "--ulysses", "4", "--output", tmp_path / "clip.mp4")
+    outcome = magi2(*ENOUGH, *words)
+    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+    told = "4 ranks are needed, 1 was launched: torchrun --nproc-per-node 4 -m magi2 generate ..."
+    assert told in outcome.err
 
 
 def test_checkpoint_must_be_named_somewhere(magi2: Callable) -> None:

@@ -36,6 +36,19 @@ def test_unknown_command_is_a_usage_error(magi2: Callable) -> None:
     assert left.value.code == 2
 
 
+def test_unknown_flag_names_the_help_of_its_command(
+    magi2: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        magi2("generate", "--resolutoin", "272p")
+    assert left.value.code == 2
+    want = [
+        "magi2: unrecognized arguments: --resolutoin 272p",
+        "magi2: see python -m magi2 generate --help",
+    ]
+    assert capsys.readouterr().err.splitlines() == want
+
+
 def test_unknown_setting_in_the_environment_is_refused(
     magi2: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,15 @@ def test_broken_rule_is_refused_with_its_flag(qualify: Callable, words: list[str
     assert line in outcome.err
 
 
+def test_output_where_nothing_can_be_made_is_refused_before_loading(
+    qualify: Callable, tmp_path: Path
+) -> None:
+    (tmp_path / "out").touch()
+    outcome = qualify("--only", "t2va-272p-1")
+    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+    assert "out: no file can be made there: Not a directory" in outcome.err
+
+
 def test_profile_is_required(magi2: Callable, tiny_root: Path) -> None:
     outcome = magi2("qualify", "--checkpoint", tiny_root)
     assert outcome.code == 2
