@@ -138,6 +138,25 @@ class Stream:
         self.cut()
 
 
+class _Watch:
+    """The tasks that serve the streams from the first that opens to the last that closes.
+
+    They look at `is_over` in every turn: `asyncio.wait_for` of Python 3.11, which the client of Redis calls,
+    may swallow a cancellation, and a task that relied on it would run for ever and hold up the end of the
+    process.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def end(self) -> None:
+        """End the tasks now, or at their next turn."""
+        self.is_over = True
+        for task in self.tasks:
+            task.cancel()
+
+
 class Hub:
     """All streams of this process."""
 
@@ -147,7 +166,7 @@ class Hub:
         self._clock = clock
         self._streams: set[Stream] = set()
         self._per_key: Counter[str] = Counter()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watching: _Watch | None = None
         self._seen: OrderedDict[tuple[str, int], None] = OrderedDict()
 
     async def open(self, stream: Stream) -> None:
@@ -171,10 +190,11 @@ class Hub:
             raise TooManyStreamsError
         self._streams.add(stream)
         SSE_CLIENTS.inc()
-        if not self._tasks:
-            self._tasks = [
-                asyncio.create_task(work())
-                for work in (self._watch, self._listen, self._keep_places, self._say_farewell)
+        if self._watching is None:
+            self._watching = watch = _Watch()
+            watch.tasks = [
+                asyncio.create_task(work(watch))
+                for work in (self._look_often, self._listen, self._keep_places, self._say_farewell)
             ]
 
     def close(self, stream: Stream) -> None:
@@ -194,13 +214,13 @@ class Hub:
             del self._per_key[stream.key_id]
 
     def _stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        self._tasks = []
+        if self._watching is not None:
+            self._watching.end()
+            self._watching = None
         self._seen.clear()
 
-    async def _watch(self) -> None:
-        while True:
+    async def _look_often(self, watch: _Watch) -> None:
+        while not watch.is_over:
             try:
                 await self.look()
             except (SQLAlchemyError, OSError) as exc:
@@ -208,17 +228,17 @@ class Hub:
                 await asyncio.sleep(BROKEN_S)
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def _say_farewell(self) -> None:
+    async def _say_farewell(self, watch: _Watch) -> None:
         """Close all streams once the server is to stop; apart from the looks, which may hang."""
-        while True:
+        while not watch.is_over:
             if self._services.is_stopping():
                 for stream in self._streams:
                     stream.close()
             await asyncio.sleep(STOP_LOOK_S)
 
-    async def _keep_places(self) -> None:
+    async def _keep_places(self, watch: _Watch) -> None:
         """Renew the places of the streams, and cut those whose keys open nothing any more."""
-        while True:
+        while not watch.is_over:
             await asyncio.sleep(KEEP_EVERY_S)
             by_key: dict[str, list[str]] = {}
             for stream in self._streams:
@@ -276,13 +296,13 @@ class Hub:
             if stream.job_id is None and stream.account_id == account_id:
                 stream.offer_account_event(event)
 
-    async def _listen(self) -> None:
+    async def _listen(self, watch: _Watch) -> None:
         """Hand reports of progress on, from one subscription; without Redis the database must do."""
-        while True:
+        while not watch.is_over:
             pubsub = self._services.broker.pubsub(ignore_subscribe_messages=True)
             try:
                 await pubsub.subscribe(CHANNEL)
-                while True:
+                while not watch.is_over:
                     message = await pubsub.get_message(timeout=BROKEN_S)
                     if message is not None:
                         self._report(decode(message["data"]))

@@ -1,7 +1,9 @@
 """A stream's bounded queue: events are never dropped, progress is coalesced, the stuck are cut."""
 
 import asyncio
+import contextlib
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +35,7 @@ class _Services:
     def __init__(self) -> None:
         self.stream_places = _Places()
         self.stops = False
+        self.broker: Any = None
         self.errands: list[asyncio.Task[None]] = []
 
     def run_errand(self, work: Any) -> None:
@@ -120,7 +123,7 @@ async def test_key_has_a_number_of_streams_and_others_do_not_feel_it() -> None:
     await hub.open(stream())
     for listener in list(hub._streams):
         hub.close(listener)
-    assert hub._tasks == []
+    assert hub._watching is None
 
 
 async def test_stream_without_a_place_in_all_processes_is_refused_and_not_counted() -> None:
@@ -136,6 +139,38 @@ async def test_stream_without_a_place_in_all_processes_is_refused_and_not_counte
     hub.close(listener)
     await asyncio.gather(*services.errands)
     assert services.stream_places.left == [listener.place]
+
+
+class _Subscription:
+    """A subscription without messages, that swallows what cancels its reader as `asyncio.wait_for` may."""
+
+    def __init__(self) -> None:
+        self.is_read = asyncio.Event()
+
+    async def subscribe(self, _channel: str) -> None:
+        pass
+
+    async def get_message(self, **_: float) -> None:
+        self.is_read.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(600)
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.req("F-26")
+async def test_tasks_end_with_the_last_stream_though_a_cancellation_is_swallowed() -> None:
+    services, listener, subscription = _Services(), stream(), _Subscription()
+    services.broker = SimpleNamespace(pubsub=lambda **_: subscription)
+    hub = Hub(services)  # type: ignore[arg-type] # all that a hub asks for
+    await hub.open(listener)
+    assert hub._watching is not None
+    tasks = hub._watching.tasks
+    await asyncio.wait_for(subscription.is_read.wait(), 60)
+    hub.close(listener)
+    _, running = await asyncio.wait(tasks, timeout=60)
+    assert not running
 
 
 @pytest.mark.req("F-26")
