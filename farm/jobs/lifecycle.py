@@ -60,7 +60,9 @@ def beat(
     values: dict[str, Any] = {"lease_until": db_after(rules.lease_s)}
     if progress is not None:
         percent = func.greatest(job.c.progress, progress.percent)
-        values |= {"phase": progress.phase, "step": progress.step, "progress": percent}
+        # `step` belongs to `steps`: windows that were decoded and the like do not count there.
+        step = job.c.steps if progress.denoised is None else func.least(progress.denoised, job.c.steps)
+        values |= {"phase": progress.phase, "step": step, "progress": percent}
     wanted = select(worker_group.c.wanted_state).where(worker_group.c.id == group_id).scalar_subquery()
     extended = (
         update(job)

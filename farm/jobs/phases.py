@@ -17,6 +17,8 @@ PHASES = (
     "mux",
     "upload",
 )
+DENOISE = "denoise"
+_AFTER_DENOISING = frozenset(PHASES[PHASES.index(DENOISE) + 1 :])
 _SHARES = {
     "load": (0, 1),
     "fetch_input": (1, 2),
@@ -45,3 +47,10 @@ class Progress:
         if self.total <= 0:
             return low
         return low + (high - low) * min(max(self.step, 0), self.total) // self.total
+
+    @property
+    def denoised(self) -> int | None:
+        """Return how many denoising steps are finished, in whatever phase it is; None means all."""
+        if self.phase in _AFTER_DENOISING:
+            return None
+        return max(self.step, 0) if self.phase == DENOISE else 0

@@ -53,6 +53,15 @@ def test_a_beat_extends_the_lease_and_stores_the_progress(driver):
     assert answer.lease_s == 30
 
 
+def test_step_counts_denoising_and_never_passes_the_jobs_steps(driver):
+    job = driver.reach(State.RUNNING)
+    seen = []
+    for progress in Progress("image_encode", 1, 1), Progress("denoise", 2, 4), Progress("mux", 1, 9):
+        beat(driver, job.id, progress=progress)
+        seen.append(driver.job(job.id).step)
+    assert seen == [0, 2, driver.job(job.id).steps]
+
+
 def test_progress_never_falls_within_an_attempt(driver):
     job = driver.reach(State.RUNNING)
     beat(driver, job.id, progress=Progress("denoise", 4, 4))

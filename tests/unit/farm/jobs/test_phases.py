@@ -29,6 +29,14 @@ def test_percent_of_a_phase(phase, step, total, percent):
     assert Progress(phase, step, total).percent == percent
 
 
+@pytest.mark.parametrize(
+    ("phase", "step", "denoised"),
+    [("load", 1, 0), ("image_encode", 1, 0), ("denoise", 3, 3), ("decode_video", 3, None)],
+)
+def test_only_denoising_steps_count_as_steps_of_a_job(phase, step, denoised):
+    assert Progress(phase, step, 5).denoised == denoised
+
+
 def test_a_render_never_goes_backwards():
     reports = [Progress(phase, step, 10).percent for phase in PHASES for step in range(11)]
     assert all(earlier <= later for earlier, later in pairwise(reports))
