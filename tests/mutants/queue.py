@@ -130,7 +130,7 @@ QUEUE = (
         "11.2", "no fair share", "farm/jobs/claim.py",
         "(head.priority >= :urgent) DESC, u.running, head.rank_at",
         "(head.priority >= :urgent) DESC, head.rank_at",
-        f"{JOBS}/test_state_machine.py",
+        f"{JOBS}/test_claim.py",
     ),
     Mutant(
         "11.2", "priority is no head start", "farm/jobs/submit.py",
