@@ -140,7 +140,7 @@ def refuse(run: Run) -> None:
     """
     num_gpus = len(run.stamp["gpus"])
     if num_gpus == 0 and not run.is_tiny:
-        raise ValueError("no GPU here: released sizes need --world GPUs; --tiny runs on the CPU")
+        raise ValueError("no GPU here: released sizes need --world of them; --tiny runs on the CPU")
     if 0 < num_gpus < run.world:
         raise ValueError(f"{num_gpus} GPUs here, {run.world} are needed: --world 2 serves the stage link-2")
 

@@ -337,6 +337,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--commit", help="what is measured; by default what git says")
     parser.add_argument("--only", choices=PARTS, action="append")
     arguments = parser.parse_args(words)
+    if CUDA.type == "cuda" and not torch.cuda.is_available():
+        parser.error("the kernels need a CUDA device, and this machine has none")
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
     report = Report()
