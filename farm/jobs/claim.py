@@ -8,7 +8,7 @@ tried. Order inside an account is the static `rank_at`, so no sort looks at the 
 
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, text
@@ -19,9 +19,10 @@ from farm.jobs.transition import Locked, move
 
 URGENT_PRIORITY = 5
 MAX_ACCOUNTS = 8
-# Work that another claim holds for a moment is looked for again, this long and after pauses of this length.
+# Work that another claim holds for a moment is looked for again, this long and after pauses of this length:
+# shorter ones cost the database more than they save (docs/benchmarks.md, T-07).
 PATIENCE_S = 1.0
-PAUSE_S = (0.003, 0.015)
+PAUSE_S = (0.02, 0.08)
 GROUP_FRESH_S = 30
 _RANDOM = secrets.SystemRandom()
 
@@ -50,22 +51,24 @@ _ACCOUNTS = text(
     LIMIT :max_accounts
     """  # noqa: S608 - the only thing put in is the constant above
 )
-# One statement: the account's row first, and only once it is locked, its first job that nobody else has.
+# One statement: the first of the accounts whose row is free, and only once that is locked, its first job that
+# nobody else has. No row: no account was free. A row without a job: that one had no such job.
 _TAKE = text(
     f"""
     WITH mine AS MATERIALIZED (
         SELECT u.account_id
         FROM account_usage u
         JOIN account a ON a.id = u.account_id
-        WHERE u.account_id = :account_id AND a.status = 'active'
+        WHERE u.account_id = ANY(:accounts) AND a.status = 'active'
           AND u.running < coalesce((a.limits->>'max_running')::int, :max_running)
+        ORDER BY array_position(CAST(:accounts AS text[]), u.account_id) LIMIT 1
         FOR UPDATE OF u SKIP LOCKED)
-    SELECT head.*, clock_timestamp() AS now_at
-    FROM mine CROSS JOIN LATERAL (
+    SELECT mine.account_id AS mine_id, head.*, clock_timestamp() AS now_at
+    FROM mine LEFT JOIN LATERAL (
         SELECT j.* FROM job j
         WHERE j.account_id = mine.account_id AND {ELIGIBLE}
         ORDER BY j.rank_at, j.id LIMIT 1
-        FOR UPDATE SKIP LOCKED) head
+        FOR UPDATE SKIP LOCKED) head ON true
     """  # noqa: S608 - the only thing put in is the constant above
 )
 
@@ -100,11 +103,10 @@ def claim(
     }
     give_up_s = time.monotonic() + PATIENCE_S
     while True:
-        accounts = conn.execute(_ACCOUNTS, values).scalars().all()
-        for account_id in accounts:
-            locked = _take(conn, {**values, "account_id": account_id})
-            if locked is not None:
-                return Claimed(start(conn, locked, group_id, boot_id, rules), rules.lease_s)
+        accounts = list(conn.execute(_ACCOUNTS, values).scalars())
+        locked = _take(conn, values, accounts)
+        if locked is not None:
+            return Claimed(start(conn, locked, group_id, boot_id, rules), rules.lease_s)
         if not accounts or time.monotonic() > give_up_s:
             return None
         pause_briefly()
@@ -135,12 +137,17 @@ def start(
     return started
 
 
-def _take(conn: Connection, values: dict[str, Any]) -> Locked | None:
-    """Lock an account and its first job; leave nothing locked when either cannot be had at once."""
-    savepoint = conn.begin_nested()
-    row = conn.execute(_TAKE, values).mappings().one_or_none()
-    if row is None:
+def _take(conn: Connection, values: dict[str, Any], accounts: Sequence[str]) -> Locked | None:
+    """Lock the first account that can be had at once, and its first job; without one nothing stays so."""
+    left = list(accounts)
+    while left:
+        savepoint = conn.begin_nested()
+        row = conn.execute(_TAKE, {**values, "accounts": left}).mappings().one_or_none()
+        if row is not None and row["id"] is not None:
+            savepoint.commit()
+            return Locked.from_row({name: value for name, value in row.items() if name != "mine_id"})
         savepoint.rollback()
-        return None
-    savepoint.commit()
-    return Locked.from_row(row)
+        if row is None:
+            return None
+        left.remove(row["mine_id"])
+    return None

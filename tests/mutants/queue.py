@@ -105,15 +105,15 @@ QUEUE = (
     ),
     Mutant(
         "F-41", "empty claims keep their locks", "farm/jobs/claim.py",
-        "        savepoint.rollback()\n        return None\n",
-        "        savepoint.commit()\n        return None\n",
+        "        savepoint.rollback()\n        if row is None:",
+        "        savepoint.commit()\n        if row is None:",
         f"{JOBS}/test_claim.py",
     ),
     Mutant(
         "F-12", "max_running is looked at without the lock", "farm/jobs/claim.py",
         "          AND u.running < coalesce((a.limits->>'max_running')::int, :max_running)\n"
-        "        FOR UPDATE",
-        "        FOR UPDATE",
+        "        ORDER BY",
+        "        ORDER BY",
         f"{JOBS}/test_claim.py",
     ),
     Mutant(
