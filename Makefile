@@ -39,7 +39,7 @@ test-chaos: ## T-08 in full: 1,000 jobs under kills for each of SEEDS, 20 with t
 	mkdir -p .state
 	$(PYTEST) tests/chaos
 	OMP_NUM_THREADS=1 $(PY) -m tests.chaos.storm --jobs $(JOBS) --seeds $(SEEDS) --json .state/chaos.json
-	OMP_NUM_THREADS=1 $(PY) -m tests.chaos.storm --engine magi2 --jobs 20 --seeds $(firstword $(SEEDS)) --json .state/chaos-real.json
+	OMP_NUM_THREADS=1 $(PY) -m tests.chaos.storm --engine magi2 --jobs 20 --workers 2 --seeds $(firstword $(SEEDS)) --json .state/chaos-real.json
 
 test-browser: ## the dashboard in a headless Chromium; screenshots in build/screenshots
 	$(PYTEST) -n $(N) tests/browser
